@@ -267,15 +267,12 @@ class EngineClientProtocol(Protocol):
     def holds_back(self) -> bool:
         """Whether the engine does not get a request submitted now at once."""
 
-    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
-        """Submit ``request``; with ``hold`` the engine gets it at `release`.
+    def generate(self, request: Request) -> RequestStream:
+        """Submit ``request``.
 
         Raises:
             DuplicateRequestError, EngineDeadError.
         """
-
-    def release(self, stream: RequestStream) -> None:
-        """Submit a request that was held."""
 
     def abort(self, request_id: str) -> bool:
         """End a request; False if it is not in flight."""
@@ -332,13 +329,12 @@ class Admission:
         supersedes_key: str = "",
         *,
         begun: bool = False,
-        hold: bool = False,
     ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
         supersedes_key: ends the running request of the same tenant with the same key. begun: it belongs to a call of
         which a request was admitted, so that it counts against the key's rates but is not refused for them: such a call
-        could never succeed. hold: the engine gets it only with `release`.
+        could never succeed.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -349,14 +345,10 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
-        through = partial(self._admit, hold=hold, begun=begun)
+        through = partial(self._admit, begun=begun)
         if self.experiments is not None:
             return self.experiments.admit(principal, request, supersedes_key, through)
         return through(principal, request, supersedes_key)
-
-    def release(self, stream: RequestStream) -> None:
-        """Give the engine a request that was held."""
-        self._client.release(stream)
 
     def _admit(
         self,
@@ -364,7 +356,6 @@ class Admission:
         request: Request,
         supersedes_key: str,
         *,
-        hold: bool,
         begun: bool,
     ) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
@@ -376,11 +367,11 @@ class Admission:
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
-        if hold or self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
+        if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
             self._check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
-        stream = self._client.generate(own if self.windows is None else self.windows.predict(own), hold=hold)
+        stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

@@ -179,8 +179,7 @@ class SubmitQueue:
 
     def __init__(self, send: Callable[[str, Request, float], None], completed: Callable[[Request], None]) -> None:
         self._send, self._completed = send, completed
-        self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # these three by engine id
-        self._held: dict[str, _Submission] = {}
+        self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # both by engine id
         self._running: dict[str, _Submission] = {}
         self._alone = False
 
@@ -189,23 +188,15 @@ class SubmitQueue:
         """Whether a request that comes now waits for one that runs alone, or will."""
         return self._alone or bool(self._waiting)
 
-    def put(self, engine_id: str, request: Request, *, alone: bool, hold: bool = False) -> bool:
-        """Send a request, now or later; returns whether it was sent. hold: not before `release`."""
-        entry = _Submission(request, alone, time.monotonic(), request.sampling.n)
-        (self._held if hold else self._waiting)[engine_id] = entry
+    def put(self, engine_id: str, request: Request, *, alone: bool) -> bool:
+        """Send a request, now or later; returns whether it was sent."""
+        self._waiting[engine_id] = _Submission(request, alone, time.monotonic(), request.sampling.n)
         self._send_next()
         return engine_id in self._running
 
-    def release(self, engine_id: str) -> None:
-        """Send a request that is held; no-op if it has ended."""
-        held = self._held.pop(engine_id, None)
-        if held is not None:
-            self._waiting[engine_id] = held
-            self._send_next()
-
     def drop(self, engine_id: str) -> tuple[Request, float] | None:
         """Forget a request that was not sent; returns it and the seconds that it waited. None: there is none."""
-        entry = self._waiting.pop(engine_id, None) or self._held.pop(engine_id, None)
+        entry = self._waiting.pop(engine_id, None)
         if entry is None:
             return None
         self._send_next()
@@ -232,8 +223,8 @@ class SubmitQueue:
     def clear(self) -> dict[str, Request]:
         """Forget every request, since the engine is lost; returns those that it had, by engine id."""
         had = {engine_id: entry.request for engine_id, entry in self._running.items()}
-        for entries in (self._waiting, self._held, self._running):
-            entries.clear()
+        self._waiting.clear()
+        self._running.clear()
         self._alone = False
         return had
 
@@ -327,10 +318,8 @@ class EngineClient:
         """The draft model in use and its type, as `swap_draft` takes them."""
         return self.engine.config.draft, self.engine.config.draft_dtype
 
-    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
+    def generate(self, request: Request) -> RequestStream:
         """Submit ``request`` and return its events; leave the stream's ``async with`` to abort it.
-
-        hold: submit it only with `release`.
 
         Raises:
             EngineDeadError: the engine is not ready.
@@ -342,15 +331,9 @@ class EngineClient:
         engine_id, stream = self._table.open(request)
         if self._observer is not None:
             stream.record = self._observer.request(request)
-        if not self._queue.put(engine_id, request, alone=alone, hold=hold):
+        if not self._queue.put(engine_id, request, alone=alone):
             self._limit_wait(engine_id, request)
         return stream
-
-    def release(self, stream: RequestStream) -> None:
-        """Submit a request that was held."""
-        engine_id = self._table.engine_id(stream.request.request_id)
-        if engine_id is not None:
-            self._queue.release(engine_id)
 
     def _submit(self, engine_id: str, request: Request, waited_s: float) -> None:
         self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]), waited_s)

@@ -95,7 +95,7 @@ class RequestStream:
     started: bool  # the reader got Started
     unread: UnreadEvents  # counts the events that wait here
     record: RequestRecord | None  # gets every event and the end, read or not
-    watcher: Callable[[RequestEvent | None], None] | None  # gets each event as it comes, read or not; None at the end
+    watcher: Callable[[RequestEvent], None] | None  # gets each event as it comes, read or not
 
     def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
@@ -249,8 +249,6 @@ class RequestStream:
             on_end(complete)
             if self.record is not None:
                 self.record.ended(complete)
-            if self.watcher is not None:
-                self.watcher(None)
 
     def _release(self) -> None:
         listener, self._listener = self._listener, None

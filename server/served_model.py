@@ -161,7 +161,7 @@ class ServedModel:
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
         maker = RequestMaker(TimeBudget(client, self.admission))
-        self.completion = CompletionService(maker, self.admission, outcomes, client.engine.config.prefix_cache)
+        self.completion = CompletionService(maker, self.admission, outcomes)
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate, self.hold_headers = DrainGate(), config.hold_headers
         self.strict_fields = config.strict_fields

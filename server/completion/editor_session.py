@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 
 from server.auth.principal import Principal
+from server.completion.completion_run import CompletionRun
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
-from server.completion.shared_prompts import CompletionRun, SharedPrompts
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
@@ -21,6 +21,10 @@ from verify_kernels.forward_batch import PAGE_SIZE
 # Finish reasons after which a new request for the same gap may get a longer text
 _UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
 FURTHEST_AHEAD = 16  # characters typed beyond the generated text; more are prefilled faster than generated
+
+
+Start = Callable[[Principal, Request, str], CompletionRun]
+"""Submits a request, as `CompletionService.start`."""
 
 
 class GenerationRun:
@@ -204,11 +208,11 @@ class EditorSession:
     Otherwise the generation is ended, and the rest of its text is the predicted output of the new request.
     """
 
-    def __init__(self, session_id: str, maker: RequestMaker, runs: SharedPrompts) -> None:
+    def __init__(self, session_id: str, maker: RequestMaker, start: Start) -> None:
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
         self.used_s = 0.0  # monotonic seconds of the last use
-        self._maker, self._runs = maker, runs
+        self._maker, self._start = maker, start
         self._run: GenerationRun | None = None
         self._former: tuple[str, str] = ("", "")  # prefix and text of the last suggestion with a text
 
@@ -248,7 +252,7 @@ class EditorSession:
         draft = self._draft(gap)
         request = await self._maker.make(gap, options, principal, suggestion_id, draft)
         check(request)
-        self._run = GenerationRun(gap, options, self._runs.start(principal, request, supersedes_key))
+        self._run = GenerationRun(gap, options, self._start(principal, request, supersedes_key))
         return Suggestion(suggestion_id, self._run, 0, None, Origin.NEW)
 
     async def read_ahead(
@@ -261,7 +265,7 @@ class EditorSession:
         """
         async for request in self._maker.read_ahead(gap, options, principal):
             check(request)
-            run = self._runs.start(principal, request)
+            run = self._start(principal, request, "")
             try:
                 async for _ in run.read():
                     pass

@@ -10,10 +10,12 @@ from enum import StrEnum
 from functools import partial
 
 from server.admission import Admission
+from server.auth.principal import Principal
+from server.completion.completion_run import CompletionRun
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
-from server.completion.shared_prompts import SharedPrompts
 from server.observe.metrics import ServerMetrics
+from specdec.core.types import Request
 
 
 class Outcome(StrEnum):
@@ -101,13 +103,20 @@ class SessionTable:
 
 
 class CompletionService:
-    """Code completion: how requests are made, prompts in flight, sessions, outcomes. Belongs to one event loop."""
+    """Code completion: how requests are made, sessions, outcomes. Belongs to one event loop."""
 
-    def __init__(
-        self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None, prefix_cache: bool = True
-    ) -> None:
-        """outcomes: may be shared with other models. prefix_cache: the engine has one."""
-        self.maker = maker
-        self.runs = SharedPrompts(admission, maker.time, prefix_cache)
+    def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
+        """outcomes: may be shared with other models."""
+        self.maker, self._admission = maker, admission
         self.outcomes = outcomes or OutcomeLog()
-        self.sessions = SessionTable(partial(EditorSession, maker=maker, runs=self.runs))
+        self.sessions = SessionTable(partial(EditorSession, maker=maker, start=self.start))
+
+    def start(self, principal: Principal, request: Request, supersedes_key: str = "") -> CompletionRun:
+        """Submit ``request``; the run must be left. The time of its prompt is learned if it has an objective.
+
+        Raises:
+            RequestError: the request is refused.
+        """
+        owner = principal.scoped(request.cache_salt)  # also where an experiment's arm sets another salt
+        source = self._admission.admit(principal, request, supersedes_key)
+        return CompletionRun(source, partial(self.maker.time.observe, owner, source.request))

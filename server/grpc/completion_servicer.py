@@ -266,7 +266,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             asked = await _read(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
             key = request.scheduling.supersedes_key
-            run = service.runs.start(principal, asked, key)
+            run = service.start(principal, asked, key)
             try:
                 async for event in run.read():
                     await answer.write(event, event_message(event, model.name))
@@ -288,7 +288,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             principal, service, suggested = current_caller(), model.completion, False
             asked, reader = await _read_edit(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
-            run = service.runs.start(principal, asked, request.scheduling.supersedes_key)
+            run = service.start(principal, asked, request.scheduling.supersedes_key)
             owner = principal.scoped(asked.cache_salt)
             try:
                 async for event in run.read():

@@ -104,17 +104,15 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
         total.by_drafter.setdefault(name, DrafterStats()).add(drafter)
 
 
-def _events(
-    call: Call, requests: Sequence[Request], share: bool, begun: bool
-) -> AsyncGenerator[tuple[int, RequestEvent]]:
+def _events(call: Call, requests: Sequence[Request], begun: bool) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one request per prompt, as `run_requests`."""
-    if share and len(requests) == 1:
-        return _shared(call, requests[0])
+    if len(requests) == 1 and requests[0].omitted is not None:  # it has an objective, so its prompt's time is learned
+        return _completion(call, requests[0])
     return run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)
 
 
-async def _shared(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    run = call.model.completion.runs.start(current_caller(), request, call.supersedes_key)
+async def _completion(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    run = call.model.completion.start(current_caller(), request, call.supersedes_key)
     try:
         async for event in run.read():
             yield 0, event
@@ -137,30 +135,28 @@ class Answer(Protocol):
         """The JSON body of an answer in one piece."""
 
 
-async def answer(
-    call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, share: bool = False, begun: bool = False
-) -> None:
+async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, begun: bool = False) -> None:
     """Answer with a stream, or in one piece.
 
-    share: a single request waits while another one computes its prompt (`SharedPrompts`). begun: as in `run_requests`.
+    begun: as in `run_requests`.
 
     Raises:
         RequestError: the engine refuses a request or fails.
     """
     if stream:
-        await _stream(call, requests, form, share, begun)
+        await _stream(call, requests, form, begun)
     else:
-        samples, totals = await whole_answer(call, requests, share=share, begun=begun)
+        samples, totals = await whole_answer(call, requests, begun=begun)
         await call.reply(200, form.whole(samples, totals))
 
 
-async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: bool, begun: bool) -> None:
+async def _stream(call: Call, requests: Sequence[Request], form: Answer, begun: bool) -> None:
     """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(_events(call, requests, share, begun)) as events:
+    async with aclosing(_events(call, requests, begun)) as events:
         async for prompt, event in events:
             data = form.take(prompt, event)
             if hold:
@@ -181,13 +177,11 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, share: 
         await call.finish(form.last())
 
 
-async def whole_answer(
-    call: Call, requests: Sequence[Request], *, share: bool = False, begun: bool = False
-) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; ``share``, ``begun`` and errors as in `answer`."""
+async def whole_answer(call: Call, requests: Sequence[Request], *, begun: bool = False) -> tuple[list[Sample], Totals]:
+    """Every sample, finished and in order, and their sums; ``begun`` and errors as in `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(_events(call, requests, share, begun)) as events:
+    async with aclosing(_events(call, requests, begun)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

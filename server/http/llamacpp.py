@@ -200,7 +200,7 @@ async def complete(call: Call) -> None:
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
     form = LlamaAnswer(parsed, call.model.name, call.model.tokenizer.loaded)
-    await answer(call, [parsed.request], form, stream=parsed.stream, share=True)
+    await answer(call, [parsed.request], form, stream=parsed.stream)
 
 
 async def tokenize(call: Call) -> None:

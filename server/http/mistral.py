@@ -66,7 +66,7 @@ async def fill(call: Call) -> None:
         stream = parsed.streaming.stream
         head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
         form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
-        await answer(call, parsed.requests, form, stream=stream, share=True)
+        await answer(call, parsed.requests, form, stream=stream)
 
 
 MISTRAL = (

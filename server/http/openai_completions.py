@@ -280,9 +280,8 @@ async def complete(call: Call) -> None:
         head = answer_head(call, "cmpl", "text_completion")
         scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
-        share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
         stream, begun = parsed.streaming.stream, any(scores)
-        await answer(call, parsed.requests, form, stream=stream, share=share, begun=begun)
+        await answer(call, parsed.requests, form, stream=stream, begun=begun)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded

@@ -165,7 +165,7 @@ async def complete(call: Call) -> None:
 async def _fill_in(service: CompletionService, request: Request, supersedes_key: str) -> tuple[str, Totals]:
     """The text, which is remembered until the client reports its outcome."""
     principal, totals = current_caller(), Totals()
-    run = service.runs.start(principal, request, supersedes_key)
+    run = service.start(principal, request, supersedes_key)
     try:
         async for event in run.read():
             totals.add(event)

@@ -1,4 +1,4 @@
-"""`specdec trace`: why the engine drafted as it did, as a table, a small plot and a summary."""
+"""`specdec trace`: why the engine drafted as it did, as a table and a summary."""
 
 from __future__ import annotations
 

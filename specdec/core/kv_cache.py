@@ -285,6 +285,17 @@ class KvCacheManager:
         seq.n_computed, seq.draft_computed = hit.n_tokens, hit.draft_tokens
         return hit
 
+    def will_share(self, running: PagedTokens, seq: PagedTokens) -> bool:
+        """Whether ``running`` is yet to compute the next full page that ``seq`` lacks and may take from the cache."""
+        depth = self._find_for(seq).n_tokens // PAGE_SIZE
+        end = (depth + 1) * PAGE_SIZE
+        most = len(seq.tokens) - 1 if seq.most_cached is None else seq.most_cached
+        if not running.n_computed < end <= min(most, len(running.tokens) - running.n_pending):
+            return False
+        for each in (running, seq):
+            extend_keys(each.page_keys, each.tokens, each.salt, depth + 1)
+        return running.page_keys[depth] == seq.page_keys[depth]
+
     def ensure(self, seq: PagedTokens, n_tokens: int) -> bool:
         """Grow ``seq.pages`` to ``n_tokens`` slots, all or nothing; evicts idle pages if necessary."""
         missing = pages_for(n_tokens) - len(seq.pages)

@@ -125,7 +125,9 @@ class Scheduler:
     - nothing is preempted for drafts, for a prompt or for a less important sequence;
     - no less important sequence takes pages that a due one lacks. A sequence is due if it has begun to answer, or has
       waited for `PATIENCE_S` or for `DUE_SHARE` of the time to its deadline;
-    - a prompt may lose its place in a full batch to a much shorter one, except the most important prompt.
+    - a prompt may lose its place in a full batch to a much shorter one, except the most important prompt;
+    - prompts that begin alike compute their common pages once: one waits while a running prompt that is more important
+      and no longer is about to compute the next page that it lacks.
 
     pace: sizes the chunks; None: always the longest allowed.
 
@@ -147,7 +149,10 @@ class Scheduler:
             )
         self._kv, self._limits, self._clock, self._pace = kv, limits, clock, pace
         self._running: list[Sequence] = []
-        self._waiting = WaitingQueue()
+        self._waiting: list[Sequence] = []  # by importance, so that a preempted one returns to its old place
+        self._reading: dict[
+            bytes, list[Sequence]
+        ] = {}  # prefilling ones by the key of their first page, while planning
         self._serial = itertools.count()
         self._to_preempt: list[Sequence] = []
 
@@ -162,7 +167,7 @@ class Scheduler:
         if not self._waiting:
             return 0
         active = {id(seq.request) for seq in self._running}
-        return len({id(seq.request) for seq in self._waiting.sequences()} - active)
+        return len({id(seq.request) for seq in self._waiting} - active)
 
     @property
     def is_full(self) -> bool:
@@ -173,12 +178,9 @@ class Scheduler:
     def add(self, seqs: Seq[Sequence]) -> None:
         """Queue the samples of one request, all or none.
 
-        If they can share cached pages, all but the first are held back until its prompt is computed.
-
         Raises:
             QueueFullError: ``max_queued`` requests wait.
         """
-        leader, *siblings = seqs
         if self.is_full:
             raise QueueFullError(self._limits.max_queued, RETRY_S)
         for seq in seqs:
@@ -187,19 +189,13 @@ class Scheduler:
                 rank_s = min(rank_s, seq.deadline)
                 seq.due_s = min(seq.due_s, seq.arrival_s + DUE_SHARE * (seq.deadline - seq.arrival_s))
             seq.rank = (-seq.request.priority, rank_s, next(self._serial))
-        self._enqueue(leader)
-        shares_pages = self._kv.prefix_cache and len(leader.tokens) > PAGE_SIZE
-        if siblings and shares_pages:
-            self._waiting.hold(leader, siblings)
-        else:
-            for seq in siblings:
-                self._enqueue(seq)
+            self._enqueue(seq)
 
     def finish(self, seq: Sequence) -> None:
         """Remove ``seq`` from batch or queue and release its pages. Idempotent."""
         if seq.phase is SequencePhase.RUNNING:
             self._running.remove(seq)
-        elif seq.phase is SequencePhase.WAITING:
+        elif seq in self._waiting:
             self._waiting.remove(seq)
         seq.phase = SequencePhase.FINISHED
         self._kv.release(seq)
@@ -210,8 +206,6 @@ class Scheduler:
 
     def plan(self, want: Callable[[Sequence], int]) -> StepPlan:
         """Plan the next step. want: returns the maximum draft nodes for a sequence that samples."""
-        for seq in self._waiting.take_released_siblings():
-            self._enqueue(seq)
         plan = StepPlan()
         for seq in self._to_preempt:
             if seq.phase is SequencePhase.RUNNING:
@@ -219,7 +213,7 @@ class Scheduler:
         self._to_preempt.clear()
         prefilling = self._plan_decodes(plan)
         decodes = len(plan.entries)
-        prompts = bool(prefilling) or self._waiting.head is not None
+        prompts = bool(prefilling or self._waiting)
         chunk = self._chunk(plan.entries, prefilling) if prompts else 0
         rows = self._limits.max_step_rows - decodes
         reserved = self._rows_for_prompts(prefilling, min(chunk, rows)) if prompts else 0
@@ -280,7 +274,7 @@ class Scheduler:
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.queued_prefill = self._kv.uncached(seq)
-        self._waiting.push(seq)
+        insort(self._waiting, seq, key=_by_rank)
 
     def _chunk(self, entries: list[PlanEntry], prefilling: list[Sequence]) -> int:
         """Prompt rows of a step in which ``entries`` sample."""
@@ -299,7 +293,7 @@ class Scheduler:
     def _rows_for_prompts(self, prefilling: list[Sequence], chunk: int) -> int:
         """Rows that drafts must leave to prompts."""
         cap = min(chunk, int(self._limits.max_step_rows * PROMPT_SHARE))
-        if self._waiting.head is not None and len(self._running) < self._limits.max_batch:
+        if self._waiting and len(self._running) < self._limits.max_batch:
             return cap
         return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))
 
@@ -330,13 +324,16 @@ class Scheduler:
         """Share the chunk among prompts (see the class); returns the rows left."""
         decoding, whole = plan.entries.copy(), room.chunk
         count = self._limits.max_batch
+        self._reading.clear()
+        for seq in prefilling:
+            self._note_reading(seq)
         startable = not plan.preempted and (prefilling or len(self._running) < count)
-        queue = self._waiting.queue if startable else ()
+        queue = [seq for seq in self._waiting if not self._awaits_pages(seq)] if startable else []
         if queue and not self._kv.fits(queue[0], reserve=len(self._running)):
             self._return_pages_for_nodes()
         shortest = sorted(prefilling + nsmallest(count, queue, key=self._by_turns), key=self._by_turns)
         foremost = sorted([*prefilling, *queue[:count]], key=_by_rank)
-        due = [seq for seq in queue if self._is_due(seq)]
+        due = [seq for seq in self._waiting if self._is_due(seq)]
         for prompts, left in ((shortest, whole - int(SHORT_SHARE * whole)), (foremost, 0)):
             for seq in prompts:
                 if seq in plan.paused or seq in plan.prefilled:
@@ -362,7 +359,7 @@ class Scheduler:
         One more page per running sequence must stay free, so that the next steps do not preempt it again. due: the due
         sequences when the plan began.
         """
-        if self._must_not_pass(seq, due):
+        if self._must_not_pass(seq, due) or self._awaits_pages(seq):
             return False
         victim = None
         if len(self._running) >= self._limits.max_batch:
@@ -380,16 +377,29 @@ class Scheduler:
         if not seq.was_set_aside:
             seq.cached_tokens = min(hit.n_tokens, seq.n_prompt)
         plan.admitted.append(seq)
+        self._note_reading(seq)
         return True
 
     def _must_not_pass(self, seq: Sequence, due: list[Sequence]) -> bool:
         """Whether a sequence of a higher priority waits, or the first waiting one of ``due`` is more important than
         ``seq`` and lacks pages."""
-        head = self._waiting.head
-        if head is not None and head.request.priority > seq.request.priority:
+        head = next((other for other in self._waiting if not self._awaits_pages(other)), seq)
+        if head.request.priority > seq.request.priority:
             return True
         first = next((other for other in due if other.phase is SequencePhase.WAITING), seq)
         return first.rank < seq.rank and not self._kv.fits(first, reserve=len(self._running))
+
+    def _note_reading(self, seq: Sequence) -> None:
+        for key in seq.page_keys[:1]:
+            self._reading.setdefault(key, []).append(seq)
+
+    def _awaits_pages(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence waits for pages of a running prompt (see the class)."""
+        return any(
+            other.rank < seq.rank and _pending_prefill(other) <= seq.queued_prefill and self._kv.will_share(other, seq)
+            for key in seq.page_keys[:1]
+            for other in self._reading.get(key, ())
+        )
 
     def _is_due(self, seq: Sequence) -> bool:
         """Whether a waiting sequence is due (see the class)."""
@@ -446,60 +456,3 @@ def fair_shares(wishes: list[int], budget: int) -> list[int]:
             budget -= more
         hungry = [i for i in hungry if shares[i] < wishes[i]]
     return shares
-
-
-class WaitingQueue:
-    """Waiting sequences by ``Sequence.rank``, so that a preempted one returns to its old place."""
-
-    def __init__(self) -> None:
-        self._queue: list[Sequence] = []
-        self._held: dict[Sequence, list[Sequence]] = {}
-
-    def __len__(self) -> int:
-        return len(self._queue) + sum(map(len, self._held.values()))
-
-    @property
-    def head(self) -> Sequence | None:
-        """The most important sequence that may be admitted."""
-        return self._queue[0] if self._queue else None
-
-    @property
-    def queue(self) -> Seq[Sequence]:
-        """Sequences that may be admitted, most important first."""
-        return self._queue
-
-    def sequences(self) -> list[Sequence]:
-        """All waiting sequences: the queue in order, then held-back samples."""
-        return self._queue + [seq for siblings in self._held.values() for seq in siblings]
-
-    def push(self, seq: Sequence) -> None:
-        """Add a sequence."""
-        insort(self._queue, seq, key=_by_rank)
-
-    def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
-        """Hold ``siblings`` back until the whole prompt of ``leader`` is computed."""
-        self._held[leader] = list(siblings)
-
-    def remove(self, seq: Sequence) -> None:
-        """Remove a sequence; no-op if it does not wait."""
-        if seq in self._queue:
-            self._queue.remove(seq)
-            return
-        for siblings in self._held.values():
-            if seq in siblings:
-                siblings.remove(seq)
-                return
-
-    def take_released_siblings(self) -> list[Sequence]:
-        """Remove the samples whose leader has computed its prompt. If a leader ended before, the next sample leads."""
-        free: list[Sequence] = []
-        for leader in list(self._held):
-            past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
-            if not past_prompt and leader.phase is not SequencePhase.FINISHED:
-                continue
-            siblings = self._held.pop(leader)
-            if not past_prompt and len(siblings) > 1:
-                self.hold(siblings[0], siblings[1:])
-                siblings = siblings[:1]
-            free += siblings
-        return free

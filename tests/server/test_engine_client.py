@@ -58,8 +58,8 @@ def test_requests_that_end_with_another_are_failed_once(monkeypatch: pytest.Monk
     assert len(table) == 0
 
 
-async def collect(client: EngineClient, request: Request, *, hold: bool = False) -> list[RequestEvent]:
-    async with client.generate(request, hold=hold) as stream:
+async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
+    async with client.generate(request) as stream:
         return [event async for event in stream]
 
 
@@ -346,18 +346,6 @@ async def test_a_request_that_waits_when_the_engine_dies_is_not_blamed() -> None
     assert [error.engines_stopped for error in errors] == [1, 1, 0, 0]
 
 
-async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
-    async with running_client() as client:
-        held = client.generate(make_request("h", n=2), hold=True)
-        assert client.abort("h")
-        assert [event.reason async for event in held if isinstance(event, Finished)] == [FinishReason.ABORTED] * 2
-        late = client.generate(make_request("l"), hold=True)
-        late.close()
-        client.release(late)
-        assert client.in_flight == 0
-        assert isinstance((await collect(client, make_request("h")))[-1], Finished)
-
-
 class RecordedEngine:
     """In place of an `EngineSupervisor`: ready, and keeps what it is sent."""
 
@@ -380,16 +368,45 @@ def client_of(engine: RecordedEngine) -> EngineClient:
     return EngineClient(engine)  # type: ignore[arg-type]
 
 
-async def test_a_held_request_is_sent_with_the_time_that_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def blocked_client(engine: RecordedEngine) -> EngineClient:
+    """A client whose engine runs the suspect `s` alone."""
+    client, suspect = client_of(engine), make_request("s")
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(suspect)
+    return client
+
+
+def end_suspect(client: EngineClient, engine: RecordedEngine) -> None:
+    usage, stats = Usage(1, 0, 1), SpeculationStats()
+    client._on_event(Finished(engine.submitted[-1], 0, FinishReason.EOS, None, usage, stats, Timings()))
+
+
+async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
+    engine = RecordedEngine()
+    client = blocked_client(engine)
+    held = client.generate(make_request("h", n=2))
+    assert client.abort("h")
+    assert [event.reason async for event in held if isinstance(event, Finished)] == [FinishReason.ABORTED] * 2
+    client.generate(make_request("l")).close()
+    sent = len(engine.sent)
+    end_suspect(client, engine)
+    assert (client.in_flight, len(engine.sent)) == (0, sent)
+    client.generate(make_request("h"))
+    assert len(engine.sent) == sent + 1
+
+
+def test_a_request_that_waited_is_sent_with_the_time_that_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=1.0)
     monkeypatch.setattr("server.engine_client.time", SimpleNamespace(monotonic=lambda: clock.now_s))
     engine = RecordedEngine()
-    client = client_of(engine)
-    held = client.generate(make_request("held"), hold=True)
+    client = blocked_client(engine)
+    client.generate(make_request("held", b"held"))
     clock.now_s = 2.5
-    client.generate(make_request("new"))
-    client.release(held)
-    assert [(parts[1][0].partition(":")[2], parts[2]) for parts in engine.sent] == [("new", 0.0), ("held", 1.5)]
+    end_suspect(client, engine)
+    client.generate(make_request("new", b"new"))
+    sent = [(parts[1][0].partition(":")[2], parts[2]) for parts in engine.sent[-2:]]
+    assert sent == [("held", 1.5), ("new", 0.0)]
 
 
 def test_a_request_behind_one_that_is_dropped_is_sent() -> None:
@@ -471,28 +488,24 @@ async def test_a_suspect_that_is_aborted_before_it_runs_stays_one() -> None:
     assert client.holds_back
 
 
-@pytest.mark.parametrize("hold", [False, True])
-async def test_a_time_limit_ends_a_request_that_waits(hold: bool) -> None:
+async def test_a_time_limit_ends_a_request_that_waits() -> None:
     engine = RecordedEngine()
-    client, suspect = client_of(engine), make_request("s")
-    client.generate(suspect)
-    client.on_lost(EngineDeadError(), died=True)
-    if not hold:
-        client.generate(suspect)  # runs alone
+    client = blocked_client(engine)
     sent = len(engine.sent)
     limited = replace(make_request("l", n=2), stopping=StoppingParams(time_limit_s=SOON_S))
     async with asyncio.timeout(15):
-        reasons = [event.reason for event in await collect(client, limited, hold=hold) if isinstance(event, Finished)]
+        reasons = [event.reason for event in await collect(client, limited) if isinstance(event, Finished)]
         with pytest.raises(DeadlinePassedError):
-            await collect(client, replace(make_request("d"), deadline_s=SOON_S), hold=hold)
+            await collect(client, replace(make_request("d"), deadline_s=SOON_S))
     assert reasons == [FinishReason.TIME_LIMIT] * 2
     assert len(engine.sent) == sent
 
 
 async def test_the_engine_keeps_the_time_limit_of_a_request_that_it_got() -> None:
-    client = client_of(RecordedEngine())
-    stream = client.generate(replace(make_request("l"), stopping=StoppingParams(time_limit_s=SOON_S)), hold=True)
-    client.release(stream)
+    engine = RecordedEngine()
+    client = blocked_client(engine)
+    stream = client.generate(replace(make_request("l"), stopping=StoppingParams(time_limit_s=SOON_S)))
+    end_suspect(client, engine)
     await asyncio.sleep(2 * SOON_S)
     assert stream.is_open
 

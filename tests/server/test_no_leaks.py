@@ -82,7 +82,7 @@ class Soak:
                     return
 
     async def _shared(self, request: Request, limit: int | None) -> None:
-        run = self.model.completion.runs.start(ANYBODY, request)
+        run = self.model.completion.start(ANYBODY, request)
         try:
             seen = 0
             async for _ in run.read():
@@ -119,7 +119,6 @@ async def test_no_resource_is_leaked(total: int, faults: int) -> None:
         while len(asyncio.all_tasks()) > tasks:
             await asyncio.sleep(0.01)
     assert (client.in_flight, model.admission.in_flight, model.admission.waiting_tokens) == (0, 0, 0)
-    assert not model.completion.runs._computing
     assert unread_bytes(client) == 0
     assert threading.active_count() <= threads
     assert process.num_fds() <= descriptors

@@ -174,7 +174,7 @@ class FakeEngine:
         decoding = {s for s in running if not s.prefilling and not s.prefill_only}
         missing = sum(max(0, pages_for(len(s.tokens)) - len(s.pages)) for s in decoding)
         spare = sum(max(0, len(s.pages) - pages_for(len(s.tokens))) for s in running)
-        due = [s for s in queued(self.scheduler) if (s.n_output or self.now >= s.due_s) and not self._may_be_held(s)]
+        due = [s for s in queued(self.scheduler) if s.n_output or self.now >= s.due_s]
         first = min(due, key=lambda s: s.rank, default=None)
         short = first is not None and not self.kv.fits(first, reserve=len(running) - spare)
         return Snapshot(running, decoding, missing, self.kv.n_free + spare, first if short else None)
@@ -242,7 +242,9 @@ class FakeEngine:
         return max(0, len(seq.pages) - pages_for(len(seq.tokens)))
 
     def _may_be_held(self, seq: Sequence) -> bool:
-        return any(s.request is seq.request and s is not seq and s.n_computed < s.n_prompt - 1 for s in self.live)
+        """Whether another sequence, which may be running by the end of the plan, is yet to compute pages for it."""
+        alike = [s for s in self.live if s.rank < seq.rank and s.salt == seq.salt and s.n_computed < len(s.tokens) - 1]
+        return any(s.tokens[:PAGE_SIZE] == seq.tokens[:PAGE_SIZE] for s in alike)
 
     def _write(self, plan: StepPlan) -> None:
         """The slots written by the forward: the chain's KV, then the tree's."""

@@ -18,8 +18,8 @@ def rows_of(entry: PlanEntry) -> int:
 
 
 def queued(scheduler: Scheduler) -> list[Sequence]:
-    """Waiting sequences, most important first; held-back samples last."""
-    return scheduler._waiting.sequences()
+    """Waiting sequences, most important first."""
+    return scheduler._waiting
 
 
 class Rig:

@@ -1,6 +1,8 @@
-"""The queue: its bound, and siblings that wait for their shared prompt."""
+"""The queue: its bound, and prompts that wait for the pages that another one computes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import fair_shares
 from specdec.errors import QueueFullError
 from tests.core.kv_cache.invariants import check_pages
+from tests.core.kv_cache.sequences import make_request, make_samples, text
 from tests.engine.scheduler.rig import Rig, queued
 
 
@@ -114,6 +117,100 @@ def test_aborting_all_samples_leaves_nothing_queued() -> None:
         rig.scheduler.finish(seq)
     assert rig.plan().entries == []
     assert rig.scheduler.n_waiting_requests == 0
+
+
+def test_equal_prompts_of_different_requests_are_computed_once() -> None:
+    rig = Rig(prefill_chunk=150)
+    (first,) = rig.add(200, seed=7)
+    rig.step()
+    (second,), (other,) = rig.add(200, seed=7), rig.add(40)
+    assert rig.step().admitted == [other]
+    assert first.n_output == 1
+    plan = rig.plan()
+    assert plan.admitted == [second]
+    assert (second.cached_tokens, rig.entry(plan, second).prefill) == (192, 7)
+
+
+def test_a_prompt_waits_for_the_pages_that_it_has_in_common_only() -> None:
+    rig = Rig()
+    (first,) = rig.add(500, seed=7)
+    rig.step()
+    rig.step()  # 384 tokens are computed
+    (second,) = make_samples(make_request(text(130, 7) + text(170, 8)), rig.now)
+    rig.scheduler.add([second])
+    (third,) = rig.add(600, seed=7)
+    assert rig.step().admitted == [second]
+    assert second.cached_tokens == 128
+    assert rig.plan().admitted == [third]
+    assert (first.n_output, third.cached_tokens) == (1, 448)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "changes"),
+    [
+        ({"length": 400}, {"length": 250}, {}),
+        ({"length": 200, "priority": 1}, {"length": 200, "priority": 2}, {}),
+        ({"length": 200}, {"length": 200, "deadline_s": 1.0}, {}),
+        ({"length": 200, "seed": 8}, {"length": 200}, {}),
+        ({"length": 200}, {"length": 200}, {"prefix_cache": False}),
+    ],
+    ids=["longer", "less important", "later", "another text", "no cache"],
+)
+def test_no_prompt_waits_for_one_that_would_delay_it(
+    first: dict[str, Any], second: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    rig = Rig(prefill_chunk=150, **changes)
+    rig.add(**{"seed": 7, **first})
+    rig.step()
+    (seq,) = rig.add(**{"seed": 7, **second})
+    assert rig.plan().admitted == [seq]
+
+
+def test_no_prompt_waits_for_pages_of_another_text() -> None:
+    rig = Rig(prefill_chunk=110)
+    rig.add(200, seed=7)
+    rig.step()
+    (seq,) = make_samples(make_request(text(70, 7) + text(130, 8)), rig.now)
+    rig.scheduler.add([seq])
+    assert rig.plan().admitted == [seq]
+    assert seq.cached_tokens == 64
+
+
+def test_however_many_wait_for_pages_another_prompt_starts() -> None:
+    rig = Rig(prefill_chunk=150, max_batch=2)
+    rig.add(200, seed=7)
+    rig.step()
+    for _ in range(3):
+        rig.add(200, seed=7)
+    (other,) = rig.add(200)
+    assert rig.plan().admitted == [other]
+
+
+def test_only_sequences_of_one_salt_wait_for_each_other() -> None:
+    rig = Rig(prefill_chunk=512, max_step_rows=600)
+    samples = [make_samples(make_request(text(200, 7), salt), rig.now)[0] for salt in "aba"]
+    for seq in samples:
+        rig.scheduler.add([seq])
+    assert rig.plan().admitted == samples[:2]
+
+
+def test_a_waiting_prompt_keeps_no_less_important_one_waiting() -> None:
+    rig = Rig(prefill_chunk=150)
+    rig.add(200, seed=7, priority=5)
+    rig.step()
+    (second,), (third,) = rig.add(200, seed=7, priority=5), rig.add(100, priority=1)
+    assert rig.plan().admitted == [third]
+    assert queued(rig.scheduler) == [second]
+
+
+def test_a_prompt_is_computed_by_the_next_one_if_the_first_ends() -> None:
+    rig = Rig(prefill_chunk=50)
+    (first,), (second,) = rig.add(200, seed=7), rig.add(200, seed=7)
+    assert rig.step().admitted == [first]
+    rig.step()
+    rig.scheduler.finish(first)
+    assert rig.plan().admitted == [second]
+    assert second.cached_tokens == 100  # and the page that the first had in part
 
 
 def _dealt(wishes: list[int], budget: int) -> list[int]:

@@ -18,7 +18,6 @@ from tests.kernels.gpu.no_host_read import READS, HostReadError, NoHostRead
 GPU = Path(__file__).parents[3] / "verify_kernels" / "gpu"
 # Modules that pack, fill or test on the host, outside a step
 HOST_SIDE = {
-    "quantized_weights.py": "packs weights when a model is loaded",
     "sampling_table.py": "lays out the host's arrays and fills its buffer before it is copied up",
     "triton_sampling.py": "hands results to the host, as its protocol asks",
 }

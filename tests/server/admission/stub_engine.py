@@ -39,7 +39,7 @@ class StubClient:
         self.dead = False
         self._table = RequestTable(self._abort_by_engine_id)
 
-    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
+    def generate(self, request: Request) -> RequestStream:
         if self.dead:
             raise EngineDeadError
         _, stream = self._table.open(request)

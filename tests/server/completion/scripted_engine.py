@@ -81,24 +81,18 @@ class ScriptedEngine:
         self.requests: list[ScriptedRequest] = []
         self.refusal: RequestError | None = None
         self.unread = UnreadEvents()
-        self._admitted: list[ScriptedRequest] = []
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str, *, hold: bool) -> ScriptedRequest:
+    def admit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
         if self.refusal is not None:
             raise self.refusal
         made = ScriptedRequest(principal, request, self.unread)
-        self._admitted.append(made)
-        if not hold:
-            self.requests.append(made)
+        self.requests.append(made)
         return made
-
-    def release(self, source: Any) -> None:
-        self.requests.append(source)
 
     @property
     def running(self) -> int:
         """Admitted requests that have not ended."""
-        return sum(request.is_open for request in self._admitted)
+        return sum(request.is_open for request in self.requests)
 
     @property
     def last(self) -> ScriptedRequest:

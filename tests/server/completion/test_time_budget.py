@@ -18,7 +18,7 @@ from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import LEAST_PRIORITY, CompletionOptions, RequestMaker
-from server.completion.shared_prompts import SharedPrompts
+from server.completion.service import CompletionService
 from server.completion.time_budget import (
     FINE_BUDGET,
     MOST_TOKENS,
@@ -187,8 +187,8 @@ class Reading:
     def __init__(self, machine: Machine, principal: Principal = ME) -> None:
         self.engine, maker = ScriptedEngine(), RequestMaker(budget_on(machine))
         maker.packer = PACKER
-        self.budget, runs = maker.time, SharedPrompts(self.engine, maker.time)
-        session = EditorSession("s", maker, runs)
+        self.budget, service = maker.time, CompletionService(maker, self.engine)  # type: ignore[arg-type]
+        session = EditorSession("s", maker, service.start)
         self.task = asyncio.create_task(
             session.read_ahead(GAP, CompletionOptions(ttft_ms=400), principal, lambda _: None)
         )

@@ -1,0 +1,55 @@
+"""An admitted request of code completion: its events, its text, and the time that its prompt took."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from server.request_stream import RequestStream
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Started
+
+
+class CompletionRun:
+    """A request's events, and the text and end of sample 0. Call `leave` after reading."""
+
+    def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
+        """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix
+        cache had of it, and the milliseconds to its first token, infinite if no token is asked for."""
+        self.text = ""  # of sample 0, as far as it was read
+        self.has_tokens = False  # of any sample, as far as they were read
+        self.finished: Finished | None = None  # of sample 0
+        self.source = source
+        self._submitted_s = time.monotonic()
+        self._cached_tokens = 0
+        self._on_computed = on_computed
+        source.watcher = self._saw
+
+    def leave(self) -> None:
+        """Stop reading, which ends the request."""
+        self.source.close()
+
+    async def read(self) -> AsyncGenerator[RequestEvent]:
+        """The events from the first one on; iterate once.
+
+        Raises:
+            RequestError: the request was refused, or it failed.
+        """
+        async for event in self.source:
+            if isinstance(event, Delta):
+                self.has_tokens = True
+                if event.index == 0:
+                    self.text += event.text
+            elif isinstance(event, Finished) and event.index == 0:
+                self.finished = event
+            yield event
+
+    def _saw(self, event: RequestEvent) -> None:
+        if isinstance(event, Started):
+            self._cached_tokens = event.cached_tokens
+            return
+        self.source.watcher = None
+        if isinstance(event, Delta):
+            self._on_computed(self._cached_tokens, (time.monotonic() - self._submitted_s) * 1e3)
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+            self._on_computed(self._cached_tokens, math.inf)

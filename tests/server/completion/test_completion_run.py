@@ -1,0 +1,76 @@
+"""A run of code completion: its text, and the time of its prompt, which is learned for the caller's own scope."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.admission import Admission
+from server.completion.service import CompletionService
+from server.errors import SlowReaderError
+from server.request_stream import UnreadEvents
+from specdec.config import ServerConfig
+from specdec.core.types import FinishReason, Request
+from tests.server.admission.stub_engine import StubClient, delta, principal, started
+from tests.server.completion.scripted_engine import ScriptedEngine
+
+CALLER = principal()
+FIRST = Request("first", tuple(range(100)))
+
+
+class Observed:
+    """What a service learns from its requests. ``now_s`` is the clock of its runs."""
+
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.seen = 0.0, list[tuple[str, int, float]]()
+        monkeypatch.setattr("server.completion.completion_run.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        time = SimpleNamespace(observe=lambda owner, request, cached, ms: self.seen.append((owner, cached, ms)))
+        self.service = CompletionService(SimpleNamespace(time=time), engine)  # type: ignore[arg-type]
+
+
+async def test_the_time_of_a_prompt_is_learned_once_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ScriptedEngine()
+    engine.unread = UnreadEvents(1)
+    observed = Observed(engine, monkeypatch)
+    run = observed.service.start(CALLER, FIRST)
+    observed.now_s = 0.25
+    engine.last.start(64)
+    observed.now_s = 0.5
+    engine.last.say("x")
+    engine.last.say("y")
+    assert observed.seen == [(CALLER.scoped(""), 64, 500.0)]
+    with pytest.raises(SlowReaderError):
+        _ = [event async for event in run.read()]
+
+
+@pytest.mark.parametrize(("reason", "learned"), [(FinishReason.LENGTH, True), (FinishReason.ABORTED, False)])
+async def test_a_request_without_a_token_has_no_time(
+    reason: FinishReason, learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine()
+    observed = Observed(engine, monkeypatch)
+    run = observed.service.start(CALLER, FIRST)
+    engine.last.start()
+    engine.last.finish(reason)
+    assert observed.seen == ([(CALLER.scoped(""), 0, math.inf)] if learned else [])
+    _ = [event async for event in run.read()]
+    assert run.finished is not None
+    assert (run.text, run.has_tokens, run.finished.reason) == ("", False, reason)
+
+
+async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StubClient()
+    doors = Admission(client, ServerConfig())
+    observed = Observed(doors, monkeypatch)
+    arm = SimpleNamespace(admit=lambda who, request, key, admit: admit(who, replace(request, cache_salt="arm"), key))
+    monkeypatch.setattr(doors, "experiments", arm)
+    observed.service.start(CALLER, replace(FIRST, cache_salt="own"))
+    given = client.given[-1]
+    client.say(started(given))
+    client.say(delta(given, 1))
+    (learned,) = observed.seen
+    assert (given.cache_salt, learned[0]) == (CALLER.scoped("arm"), CALLER.scoped("own"))
