@@ -403,7 +403,10 @@ def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) 
                 time.sleep(_POLL_S)
         except ModelError as error:
             failed.append(str(error))
-            _undo(reconciler, rollout)
+            try:
+                _undo(reconciler, rollout)
+            except SpecdecError as problem:
+                failed.append(f"{app}: the rollout is not undone: {problem}")
     if failed:
         raise ModelError("\n".join(failed))
 

@@ -484,6 +484,7 @@ class EngineSupervisor:
         delay = self._policy.after_failed_spawn(error)
         if delay is None:
             self._give_up(f"the engine process cannot be started: {error}")
+            _LOG.error("%s; it is not tried any more", self._failure)  # a server of other models goes on
             return None
         _LOG.warning("the next try is in %.1f s", delay)
         return delay

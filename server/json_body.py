@@ -52,7 +52,7 @@ class ParsingCost:
         """
         if self.total > MAX_COST:
             problem = f"has too many values; send at most {MAX_PROMPT_TOKENS} numbers, or fewer other values"
-            raise InvalidRequestError([FieldViolation("body", problem)])
+            raise InvalidRequestError.of("body", problem)
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def read_object(data: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequestError([FieldViolation("body", f"is not JSON ({error}); send a JSON object")]) from None
+        raise InvalidRequestError.of("body", f"is not JSON ({error}); send a JSON object") from None
     if not isinstance(value, dict):
-        raise InvalidRequestError([FieldViolation("body", "must be a JSON object")])
+        raise InvalidRequestError.of("body", "must be a JSON object")
     return value
 
 

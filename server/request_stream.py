@@ -116,11 +116,6 @@ class RequestStream:
         self.supersedes_key, self.admitted_s = supersedes_key, admitted_s
 
     @property
-    def is_open(self) -> bool:
-        """Whether the request has not ended."""
-        return self._on_end is not None
-
-    @property
     def samples_left(self) -> int:
         """Samples that the engine has not ended, however much of them was read."""
         return self._samples_left if self._on_end is not None else 0

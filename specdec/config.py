@@ -107,7 +107,7 @@ class EngineConfig(Section):
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="kernels on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field(
-        "auto", description="on a GPU: weights; auto: bf16. A checkpoint's 4 bits stay, except for fp8"
+        "auto", description="on a GPU: weights; auto: bf16. Weights of 4 bits keep them unless this is fp8"
     )
     kv_dtype: KvDtype = Field(
         "auto", description="KV cache; auto: bf16 on a CPU, as the rows on a GPU; fp32, int8: CPU only; fp8: GPU only"

@@ -15,7 +15,7 @@ class CompletionRun:
 
     def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
         """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix
-        cache had of it, and the milliseconds to its first token, infinite if no token is asked for."""
+        cache had of it, and the milliseconds from its first step to its first token, infinite if none is asked for."""
         self.text = ""  # of sample 0, as far as it was read
         self.has_tokens = False  # of any sample, as far as they were read
         self.finished: Finished | None = None  # of sample 0
@@ -47,6 +47,7 @@ class CompletionRun:
     def _saw(self, event: RequestEvent) -> None:
         if isinstance(event, Started):
             self._cached_tokens = event.cached_tokens
+            self._submitted_s += event.queue_ms / 1e3  # the wait for a place, or for another's prompt, is not its time
             return
         self.source.watcher = None
         if isinstance(event, Delta):

@@ -109,7 +109,7 @@ class Call:
         """
         given = self.header(REQUEST_ID_HEADER)
         if len(given) > MAX_ID_CHARACTERS:
-            raise InvalidRequestError([FieldViolation(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")])
+            raise InvalidRequestError.of(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")
         return call_id(given)
 
     @cached_property

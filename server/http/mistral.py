@@ -13,7 +13,7 @@ from server.http.openai_format import OpenAIErrors, answer_head
 from server.request_fields import RANDOM_SEED, Table
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import InvalidRequestError
 
 FIM_FIELDS: Table = (
     *completion_fields(DEFAULT_MAX_TOKENS, parse_special=False),  # a prompt is a user's text
@@ -34,7 +34,7 @@ async def parse_fim(call: Call) -> CompletionRequest:
         RequestError: it cannot be served; the error names every bad field.
     """
     if not isinstance(call.data.get("prompt"), str):
-        raise InvalidRequestError([FieldViolation("prompt", "must be text, the part before the gap")])
+        raise InvalidRequestError.of("prompt", "must be text, the part before the gap")
     parsed = await parse_completion(call, FIM_FIELDS)
     return replace(parsed, streaming=replace(parsed.streaming, usage_at_end=True))
 

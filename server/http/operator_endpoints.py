@@ -15,7 +15,7 @@ from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError, Refusal
 from server.http.openai_format import OpenAIErrors
 from specdec.core.types import trace_dict
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import InvalidRequestError
 
 
 class ProbeErrors:
@@ -55,7 +55,7 @@ async def trace(call: Call) -> None:
     """The engine's last steps, newest last."""
     given = call.query.get("limit", str(DEFAULT_TRACE_STEPS))
     if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= MAX_TRACE_STEPS):
-        raise InvalidRequestError([FieldViolation("limit", TRACE_LIMIT_RULE)])
+        raise InvalidRequestError.of("limit", TRACE_LIMIT_RULE)
     await call.reply(200, [trace_dict(step) for step in await call.model.client.trace(int(given))])
 
 
@@ -96,7 +96,7 @@ async def start_experiment(call: Call) -> None:
     try:
         plan = call.content.decode()
     except UnicodeDecodeError:
-        raise InvalidRequestError([FieldViolation("plan", "must be UTF-8 text")]) from None
+        raise InvalidRequestError.of("plan", "must be UTF-8 text") from None
     status = await experiments.start(plan)
     await call.reply(201, status.as_dict())
 

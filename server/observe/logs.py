@@ -75,8 +75,8 @@ PromptText = Callable[[RequestRecord], str]
 
 
 class CallLog(TelemetryListener):
-    """Logs one line per call: names, figures and the reason of a refusal; none for health checks, which come every
-    second or oftener. ``prompt_text`` None: no texts."""
+    """Logs one line per call: names, figures and the reason of a refusal; none for `HEALTH_PATHS`, which probes
+    call every second. ``prompt_text`` None: no texts."""
 
     def __init__(self, prompt_text: PromptText | None = None) -> None:
         self._prompt_text = prompt_text

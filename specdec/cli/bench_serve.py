@@ -201,8 +201,8 @@ def replay_command(trace: Path, speed: float, **values: Any) -> None:
     TRACE is the folder of `specdec serve --capture`, or a file of JSON lines: objects with one of prompt, prompt_ids,
     messages, prefix (and suffix), or prompt_blocks with prompt_tokens. Further fields are optional: offset_s (without
     it all are sent at once), name, max_tokens, fixed, stop, prediction or prediction_ids, session, salt, model, seed,
-    temperature, top_p, top_k and min_p. Fields that begin with was_ may stay; others are refused. The report is that
-    of `specdec bench serve`.
+    temperature, top_p, top_k, min_p, was_tokens and was_first_s. Others are refused. The report is that of `specdec
+    bench serve`.
 
     Not replayed: grammars, penalties, logit_bias, stop tokens, rules of a text's layout, min_tokens, time limits,
     priorities, speculation, and samples after the first. Over HTTP also sessions, and predictions of captured

@@ -285,16 +285,14 @@ class KvCacheManager:
         seq.n_computed, seq.draft_computed = hit.n_tokens, hit.draft_tokens
         return hit
 
-    def will_share(self, running: PagedTokens, seq: PagedTokens) -> bool:
-        """Whether ``running`` is yet to compute the next full page that ``seq`` lacks and may take from the cache."""
-        depth = self._find_for(seq).n_tokens // PAGE_SIZE
-        end = (depth + 1) * PAGE_SIZE
-        most = len(seq.tokens) - 1 if seq.most_cached is None else seq.most_cached
-        if not running.n_computed < end <= min(most, len(running.tokens) - running.n_pending):
+    def will_share(self, running: PagedTokens, seq: PagedTokens, pages: int) -> bool:
+        """Whether ``running`` is yet to compute the next ``pages`` full pages that ``seq`` lacks and may take from the
+        cache."""
+        begun = running.n_computed // PAGE_SIZE
+        if not (self.prefix_cache and _share_page(running, seq, begun)):  # most prompts differ here
             return False
-        for each in (running, seq):
-            extend_keys(each.page_keys, each.tokens, each.salt, depth + 1)
-        return running.page_keys[depth] == seq.page_keys[depth]
+        depth = self._find_for(seq).n_tokens // PAGE_SIZE
+        return depth >= begun and _share_page(running, seq, depth + pages - 1)
 
     def ensure(self, seq: PagedTokens, n_tokens: int) -> bool:
         """Grow ``seq.pages`` to ``n_tokens`` slots, all or nothing; evicts idle pages if necessary."""
@@ -471,6 +469,16 @@ class KvCacheManager:
             for follower in self._followers:
                 follower.removed(page, key)
         self._index.remove(page)
+
+
+def _share_page(running: PagedTokens, seq: PagedTokens, depth: int) -> bool:
+    """Whether page ``depth`` of both and those before it are full, the same, and may be taken from the cache."""
+    most = len(seq.tokens) - 1 if seq.most_cached is None else seq.most_cached
+    if (depth + 1) * PAGE_SIZE > min(most, len(running.tokens) - running.n_pending):
+        return False
+    for each in (running, seq):
+        extend_keys(each.page_keys, each.tokens, each.salt, depth + 1)
+    return running.page_keys[depth] == seq.page_keys[depth]
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:

@@ -26,7 +26,7 @@ from specdec.core.types import (
     Timings,
     TokenLogprobs,
 )
-from specdec.errors import FieldViolation, InvalidRequestError, StageError
+from specdec.errors import InvalidRequestError, StageError
 from specdec.grammar.token_healing import TokenHealing
 from specdec.models.embedding import Pooler
 from specdec.models.tokenizer import Tokenizer
@@ -163,10 +163,10 @@ class Sequence(PagedTokens):
         elif not lawful:
             problem = "the grammar does not allow them; give the tokens that came, with the same grammar"
         if problem:
-            raise InvalidRequestError([FieldViolation("resume.token_ids", problem)])
+            raise InvalidRequestError.of("resume.token_ids", problem)
         if had > len(text):
             problem = f"the tokens say {len(text)} characters so far, not {had}; give what came with them"
-            raise InvalidRequestError([FieldViolation("resume.text_characters", problem)])
+            raise InvalidRequestError.of("resume.text_characters", problem)
         self.n_resumed, self._unsent = taken, text[had:]
 
     def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:

@@ -553,7 +553,7 @@ class EngineInfo:
     version: str
     kv_dtype: str
     indexes: tuple[str, ...] = ()  # names that the `index` drafter may draft from
-    memory_bytes: int = 0  # of the CPU that the engine needs, allocated or not
+    memory_bytes: int = 0  # main memory that the engine needs, allocated or not
     weight_bytes: int = 0  # on the target's device; 0: unknown
     numeric_fingerprint: str = ""  # 32 hex digits; engines with the same one answer a request with the same bits
     pooling: str = ""  # of a model made for embeddings (`Pooling`) or for reranking ("rank"); empty: it generates text

@@ -93,8 +93,10 @@ def build_device_decoder(
     pages: int,
     positions: int,
     aux_layers: tuple[int, ...] = (),
+    working_bytes: int = 0,
 ) -> DeviceDecoder:
-    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and a tree.
+    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and a tree. It leaves
+    ``working_bytes`` of the device's memory free.
 
     Raises:
         ModelError: the device's memory is short.
@@ -110,7 +112,7 @@ def build_device_decoder(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
             max_positions=max_positions, aux_layers=len(aux_layers),
         )  # fmt: skip
-        needs.append(MemoryNeed("working space", WORKING_BYTES))
+        needs.append(MemoryNeed("working space", working_bytes))
         MemoryBudget(needs, torch.cuda.mem_get_info(device)[0], place="memory of the device").check()
     return DeviceDecoder(
         model,
@@ -209,7 +211,9 @@ class DevicePlatform:
         Raises:
             KernelError: a kernel is wrong here that nothing replaces.
         """
-        decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
+        decoder = build_device_decoder(
+            self._config, model, self._device, pages, positions, tuple(aux_layers), WORKING_BYTES
+        )
         failed = check_kernels(decoder) if self._device.type == "cuda" else set()  # interpreted kernels take minutes
         if "verify" in failed:
             self.sampling = ReferenceSampling()

@@ -106,8 +106,8 @@ class Engine:
             self._preparation.hold(request, arrival_s, prepared, pages)
 
     def _read_pages(self, disk: DiskCache, request: Request, ended: DiskLoad | None = None) -> DiskLoad | None:
-        """Begin to read its pages that only the disk has; None: there are none, or the load that has ``ended`` was its
-        own and not that of another prompt, which begins alike."""
+        """Begin to read its pages that only the disk has, or find the load that reads the first of them. None: there is
+        nothing to read, or ``ended``, the load that it waited for, was for this very prompt."""
         resumed = () if request.resume is None else request.resume.token_ids
         tokens = (*request.prompt_ids, *resumed)
         if ended is not None and ended.load.tokens == tokens:
@@ -213,7 +213,7 @@ class Engine:
         for waiting in self._preparation.take_prepared():
             request = waiting.request
             if disk is not None and waiting.pages is not None:
-                pages = self._read_pages(disk, request, waiting.pages)
+                pages = None if self._scheduler.is_full else self._read_pages(disk, request, waiting.pages)
                 if pages is not None:
                     self._preparation.hold(request, waiting.arrival_s, waiting.prepared, pages)
                     continue

@@ -112,7 +112,7 @@ class _TargetForwards:
         limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
         self._most_sampled = self.rows[-1]
         self.contexts = contexts_measured(limit, self.rows[-1])
-        if decoder.row_sizes:  # also of prompts, which drafts at their end may make a size larger
+        if decoder.row_sizes:  # prompts' sizes too: drafts at a prompt's end may need a larger one
             self.rows = [n for n in decoder.row_sizes if n <= max(self.rows[-1], limit - self.contexts[-1])]
         self.points: dict[Point, Callable[[], None]] = {
             (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts

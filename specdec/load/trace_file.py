@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -29,8 +29,7 @@ class TraceTurn(BaseModel):
 
 
 class TraceLine(BaseModel):
-    """A recorded request. Exactly one of the five kinds of prompt is given. Of other fields only those are allowed that
-    begin with ``was_``: figures of earlier captures."""
+    """A recorded request. Exactly one of the five kinds of prompt is given."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
@@ -66,13 +65,6 @@ class TraceLine(BaseModel):
     """Tokens of the recorded answer; 0: not known."""
     was_first_s: float | None = Field(None, ge=0)
     """Seconds to its first token."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_old_figures(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if name in cls.model_fields or not name.startswith("was_")}
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:

@@ -13,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from specdec.errors import FieldViolation, InvalidRequestError, ModelError, ViolationCollector
+from specdec.errors import InvalidRequestError, ModelError, ViolationCollector
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class ChatTemplate:
             )
         except _REFUSALS as error:
             problem = f"the model's chat template refused them: {error}"
-            raise InvalidRequestError([FieldViolation("messages", problem)]) from None
+            raise InvalidRequestError.of("messages", problem) from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -103,7 +103,7 @@ def _ids(backend: Any, text: str) -> list[int]:
         if type(error).__name__ != "PanicException":  # the library's, which derives from BaseException
             raise
         why = f"the model's tokenizer.json has a pattern that can not split this text ({error})"
-        raise InvalidRequestError([FieldViolation("prompt", why)]) from None
+        raise InvalidRequestError.of("prompt", why) from None
     return found
 
 

@@ -213,7 +213,6 @@ def test_insufficient_memory_is_named(sizes: dict[str, int], largest: str, setti
     with (
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
         mock.patch.object(torch.cuda, "mem_get_info", return_value=(1 << 28, 1 << 30)),
-        mock.patch.object(build_device, "WORKING_BYTES", 0),
         pytest.raises(ModelError, match=rf"^memory of the device: .*; reduce .*\n  {largest}.*  engine\.{setting}"),
     ):
         build_device_decoder(wanted, model, torch.device("cuda"), pages, positions)

@@ -331,7 +331,8 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
             raise ExperimentError(f"arm {name!r} has no record to analyse; check `warmup_requests` and the run")
     stopping = config.stopping
     primary, ratio = compare_target(selection, config.primary, stopping, rng)
-    secondary = [compare_target(selection, target, stopping, rng).result for target in config.secondary]
+    one_look = stopping.model_copy(update={"rule": "fixed"})  # only the verdict is valid at any time
+    secondary = [compare_target(selection, target, one_look, rng).result for target in config.secondary]
     adjusted = holm([target.p_value for target in secondary])
     table, curves = _table(selection, config, rng)
     guardrails = check_guardrails(selection, config, rng)
@@ -441,7 +442,8 @@ def _notes(
     if config.stopping.rule == "always_valid":
         notes.append("the verdict is valid at any time; the other intervals are valid for one look")
         if config.primary.quantile is not None and selection.unit_name in ("block", "key"):
-            notes.append(f"its quantiles give each {selection.unit_name} equal weight, those of the table each request")
+            unit = selection.unit_name
+            notes.append(f"the verdict gives each {unit} equal weight, the tables give each request equal weight")
     return tuple(notes)
 
 

@@ -129,6 +129,7 @@ def compare_target(
     selection: Selection, target: MetricTarget, stopping: Stopping, rng: np.random.Generator
 ) -> Compared:
     """Compare the arms in one target."""
+    nothing: Bounds = (None, None)
     if target.quantile is not None:
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
         result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
@@ -136,8 +137,12 @@ def compare_target(
             return Compared(result, compared.ratio)
         independent = sample.merged(merged)
         a, b = unit_quantiles(independent, target.quantile)
-        estimates = {"a": number(a), "b": number(b), "ratio": number(b / a) if a else None, "difference": number(b - a)}
         ratio = partial(quantile_ratio_bounds, independent, target.quantile, tuned_for=stopping.expected_units / merged)
+        estimates = {
+            "a": number(a), "b": number(b), "ratio": number(b / a) if a else None, "difference": number(b - a),
+            "a_bounds": nothing, "b_bounds": nothing, "difference_bounds": nothing,
+            "ratio_bounds": bounds(ratio(stopping.alpha)),
+        }  # fmt: skip
         return Compared(result.model_copy(update=estimates), ratio)
     sample = selection.sample(target.metric)
     merged = sample_block_length(sample, None)
@@ -145,7 +150,6 @@ def compare_target(
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
         mean_ratio = partial(mean_ratio_bounds, mean, tuned_for=stopping.expected_units / merged)
-    nothing: Bounds = (None, None)
     result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing))
     return Compared(result, mean_ratio)
 

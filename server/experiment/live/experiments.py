@@ -219,8 +219,9 @@ class Experiments:
             manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), unsaved or folder.state()))
             running = self._running.get(name)
             if running is None and state.state == "running":  # by an earlier server, while this one loads its engine
-                records = await asyncio.to_thread(folder.written)
-                state = self._not_resumed.get(name) or state.model_copy(update={"records": records})
+                state = self._not_resumed.get(name) or state.model_copy(
+                    update={"records": await asyncio.to_thread(folder.written)}
+                )
         except ExperimentError as error:
             raise NoResultError(str(error)) from None
         mode = manifest.config.assignment.mode

@@ -22,7 +22,7 @@ from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
-from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import DuplicateRequestError, InvalidRequestError, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def read_arms(text: str) -> Mapping[str, str]:
     for entry in text.split(","):
         name, equals, arm = (part.strip() for part in entry.partition("="))
         if not (name and equals and arm):
-            raise InvalidRequestError([FieldViolation(ARM_HEADER, "must be EXPERIMENT=ARM, or a comma-separated list")])
+            raise InvalidRequestError.of(ARM_HEADER, "must be EXPERIMENT=ARM, or a comma-separated list")
         found[name] = arm
     return found
 
@@ -274,4 +274,4 @@ class LiveTraffic:
 
 
 def _refusal(problem: str) -> InvalidRequestError:
-    return InvalidRequestError([FieldViolation(ARM_HEADER, problem)])
+    return InvalidRequestError.of(ARM_HEADER, problem)

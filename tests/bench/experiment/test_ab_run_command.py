@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +186,8 @@ def test_ctrl_c_says_that_the_records_stay(tmp_path: Path) -> None:
     with stub_openai() as server:
         server.stall_at = 2 + 2 + 2 * 4 + 2  # probes, warm-up, four pairs, and the second request of the fifth
         words = [sys.executable, "-m", "specdec.cli.main", "ab", "run", str(plan), "--url", server.url]
-        not_ignored = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # as it is in a shell's background jobs
-        process = subprocess.Popen(
-            [*words, "--out", str(out)], cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=not_ignored
-        )
+        heeding = ["env", "--default-signal=INT"]  # a shell's background jobs ignore it
+        process = subprocess.Popen([*heeding, *words, "--out", str(out)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         try:
             assert server.stalled.wait(60)
             process.send_signal(signal.SIGINT)

@@ -26,7 +26,7 @@ LINES: list[dict[str, Any]] = [
         "top_k": 3,
         "prediction_ids": [8, 9],
     },
-    {"offset_s": 0, "messages": [{"role": "user", "content": "hi"}], "name": "n", "was_s": 3.25},
+    {"offset_s": 0, "messages": [{"role": "user", "content": "hi"}], "name": "n", "was_first_s": 3.25},
     {"offset_s": 2, "prefix": "f", "suffix": "g", "temperature": 0},
 ]
 

@@ -133,11 +133,11 @@ def test_a_running_prompt_shares_only_pages_that_it_is_yet_to_compute() -> None:
     """Not one that it has computed itself, whose cached twin was evicted."""
     kv = KvCacheManager(16, prefix_cache=True)
     twin, running, waiting = (make_sequence(text(200)) for _ in range(3))
-    assert kv.will_share(running, waiting)
+    assert [kv.will_share(running, waiting, pages) for pages in (1, 3, 4)] == [True, True, False]
     compute(kv, twin, 64)
     compute(kv, running, 64)
-    assert kv.will_share(running, waiting)
+    assert kv.will_share(running, waiting, 1)
     kv.release(twin)
     kv.flush()
     assert kv.cached_tokens(waiting.tokens, "") == 0
-    assert not kv.will_share(running, waiting)
+    assert not kv.will_share(running, waiting, 1)

@@ -203,6 +203,26 @@ def test_a_waiting_prompt_keeps_no_less_important_one_waiting() -> None:
     assert queued(rig.scheduler) == [second]
 
 
+def test_the_last_place_is_kept_for_a_more_important_prompt_that_waits_for_pages() -> None:
+    rig = Rig(prefill_chunk=150, max_batch=2)
+    rig.add(200, seed=7, priority=5)
+    rig.step()
+    (second,), (third,) = rig.add(200, seed=7, priority=5), rig.add(30, priority=1)
+    assert rig.step().admitted == []
+    assert rig.step().admitted == [second]
+    assert queued(rig.scheduler) == [third]
+
+
+def test_no_prompt_waits_for_fewer_pages_than_a_step_is_worth() -> None:
+    rig = Rig(prefill_chunk=1024, max_step_rows=1024)
+    tail = text(200, 8)
+    beginnings = [text(130, 7), text(130, 7), text(130, 7)[:64]]
+    seqs = [make_samples(make_request(begin + tail), rig.now)[0] for begin in beginnings]
+    for seq in seqs:
+        rig.scheduler.add([seq])
+    assert rig.plan().admitted == [seqs[0], seqs[2]]
+
+
 def test_a_prompt_is_computed_by_the_next_one_if_the_first_ends() -> None:
     rig = Rig(prefill_chunk=50)
     (first,), (second,) = rig.add(200, seed=7), rig.add(200, seed=7)

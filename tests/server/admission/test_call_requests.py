@@ -60,7 +60,7 @@ class Doors:
 
     @property
     def open(self) -> list[Stream]:
-        return [stream for stream in self.streams if stream.is_open]
+        return [stream for stream in self.streams if stream.samples_left]
 
     def _answer(self, stream: Stream) -> None:
         name = stream.request.request_id

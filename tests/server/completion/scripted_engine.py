@@ -60,9 +60,9 @@ class ScriptedRequest(RequestStream):
         """More text."""
         self.push(Delta(self.request_id, 0, list(text.encode()), text))
 
-    def start(self, cached: int = 0) -> None:
+    def start(self, cached: int = 0, queue_ms: float = 0.5) -> None:
         """The request is scheduled; ``cached`` tokens of its prompt are computed already."""
-        self.push(Started(self.request_id, 7, len(self.request.prompt_ids), cached, 0.5))
+        self.push(Started(self.request_id, 7, len(self.request.prompt_ids), cached, queue_ms))
 
     def finish(self, reason: FinishReason = FinishReason.EOS, cached: int = 64) -> None:
         """Its end."""
@@ -92,7 +92,7 @@ class ScriptedEngine:
     @property
     def running(self) -> int:
         """Admitted requests that have not ended."""
-        return sum(request.is_open for request in self.requests)
+        return sum(request.samples_left > 0 for request in self.requests)
 
     @property
     def last(self) -> ScriptedRequest:

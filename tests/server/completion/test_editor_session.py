@@ -147,7 +147,7 @@ async def test_typing_that_differs_starts_a_new_generation(how: str) -> None:
         desk.engine.requests[0].fail(RequestError("broken"))
     suggestion = await asking
     assert suggestion.origin is Origin.NEW
-    assert not desk.engine.requests[0].is_open
+    assert not desk.engine.requests[0].samples_left
     desk.engine.requests[1].say(" + c")
     desk.engine.requests[1].finish()
     assert await read(suggestion) == " + c"
