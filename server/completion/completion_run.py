@@ -20,7 +20,7 @@ class CompletionRun:
         self.has_tokens = False  # of any sample, as far as they were read
         self.finished: Finished | None = None  # of sample 0
         self.source = source
-        self._submitted_s = time.monotonic()
+        self._begun_s = time.monotonic()  # submitted; once that is known, its first step
         self._cached_tokens = 0
         self._on_computed = on_computed
         source.watcher = self._saw
@@ -47,10 +47,10 @@ class CompletionRun:
     def _saw(self, event: RequestEvent) -> None:
         if isinstance(event, Started):
             self._cached_tokens = event.cached_tokens
-            self._submitted_s += event.queue_ms / 1e3  # the wait for a place, or for another's prompt, is not its time
+            self._begun_s += event.queue_ms / 1e3  # the wait for a place, or for another's prompt, is not its time
             return
         self.source.watcher = None
         if isinstance(event, Delta):
-            self._on_computed(self._cached_tokens, (time.monotonic() - self._submitted_s) * 1e3)
+            self._on_computed(self._cached_tokens, (time.monotonic() - self._begun_s) * 1e3)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
             self._on_computed(self._cached_tokens, math.inf)

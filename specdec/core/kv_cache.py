@@ -286,8 +286,8 @@ class KvCacheManager:
         return hit
 
     def will_share(self, running: PagedTokens, seq: PagedTokens, pages: int) -> bool:
-        """Whether ``running`` is yet to compute the next ``pages`` full pages that ``seq`` lacks and may take from the
-        cache."""
+        """Whether ``running`` has still to compute the next ``pages`` full pages that ``seq`` lacks, and ``seq`` may
+        take them from the cache then."""
         begun = running.n_computed // PAGE_SIZE
         if not (self.prefix_cache and _share_page(running, seq, begun)):  # most prompts differ here
             return False

@@ -142,8 +142,8 @@ def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def named_shortage() -> Iterator[None]:
-    """Where the device's memory is short after all, as when another process takes it: a ModelError that says what to
-    change."""
+    """Raise a ModelError that names the settings to reduce where torch runs out of the device's memory, for example
+    because another process takes it."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -53,7 +53,7 @@ class KernelCheck(NamedTuple):
         try:
             error = max(_difference(got, want.to(got.device)) for got, want in self.run())
         except torch.OutOfMemoryError:
-            raise  # says nothing about the kernel
+            raise  # it does not show that the kernel is wrong
         except Exception as failure:  # of the compiler or the launch
             return f"GPU kernel {self.kernel} fails on {self.shape}: {type(failure).__name__}: {failure}"
         differs = f"differs from plain torch by {error:.2g} of the largest value"

@@ -80,8 +80,8 @@ PAUSE_RATIO = 4
 
 
 PAGES_SHARE = 8
-"""The common pages that a prompt waits for are this part of the longest step, at least one page: fewer are computed in
-less time than the further step takes. On an H200, where steps have 1,024 rows, that is the time of about 170 rows."""
+"""A prompt waits for common pages of at least the longest step's rows divided by this, and for at least one page. Fewer
+pages take less time than the further step: on an H200, with steps of 1,024 rows, that is the time of 170 rows."""
 
 
 @dataclass(slots=True)
@@ -131,8 +131,8 @@ class Scheduler:
     - no less important sequence takes pages that a due one lacks. A sequence is due if it has begun to answer, or has
       waited for `PATIENCE_S` or for `DUE_SHARE` of the time to its deadline;
     - a prompt may lose its place in a full batch to a much shorter one, except the most important prompt;
-    - prompts that begin alike compute their common pages once: one waits while a running prompt that is more important
-      and no longer is about to compute the next pages that it lacks, at least a `PAGES_SHARE`-th of a step's rows.
+    - common pages of prompts that begin alike are computed once: a prompt waits while a running one, which is more
+      important and has no more left to compute, computes enough (`PAGES_SHARE`) of the pages that it lacks.
 
     pace: sizes the chunks; None: always the longest allowed.
 
@@ -386,9 +386,9 @@ class Scheduler:
         return True
 
     def _must_not_pass(self, seq: Sequence, due: list[Sequence]) -> bool:
-        """Whether a sequence of a higher priority waits and could start, or needs the last places once its pages are
-        computed, or the first waiting one of ``due`` is more important than ``seq`` and lacks pages."""
-        above = 0  # of a higher priority, waiting for pages
+        """Whether a waiting sequence comes before ``seq``: one of a higher priority, which needs only a free place
+        while it awaits pages, or the first of ``due``, if it is more important and lacks pages."""
+        above = 0  # sequences of a higher priority that await pages
         for other in self._waiting:
             if other.request.priority <= seq.request.priority:
                 break

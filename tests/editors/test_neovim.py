@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from specdec.api.generate import ROOT
-from tests.editors.neovim import neovim
+from tests.editors.neovim import Neovim, neovim
 from tests.fake_engine import BOOK
 from tests.server.lsp.editor import LSP, position, running, without
 
@@ -190,6 +192,18 @@ end
 """
 
 
+@asynccontextmanager
+async def editing(folder: Path, content: bytes) -> AsyncIterator[Neovim]:
+    """A Neovim with a Python file of ``content``, once the language server is ready. Typing has no pause."""
+    file = folder / "a.py"
+    file.write_bytes(content)
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            yield nvim
+
+
 async def test_a_dismissal_holds_for_its_buffer_only(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()  # one client for both
     first, second = tmp_path / "a.py", tmp_path / "b.py"
@@ -222,17 +236,12 @@ async def test_a_dismissal_holds_for_its_buffer_only(tmp_path: Path) -> None:
 async def test_a_file_with_crlf_gets_no_other_line_ends(
     method: str, keys: str, shows: str, shown: str, text: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "a.py"
-    file.write_bytes(b"ab\r\nc\r\n")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.lua(ANSWER, method, "one\r\ntwo" if keys == "A" else "one\r\ntwo\r\n")
-            await nvim.type(keys)
-            await nvim.until(shows, shown)
-            await nvim.type("<Tab>")
-            await nvim.until(TEXT, text)
+    async with editing(tmp_path, b"ab\r\nc\r\n") as nvim:
+        await nvim.lua(ANSWER, method, "one\r\ntwo" if keys == "A" else "one\r\ntwo\r\n")
+        await nvim.type(keys)
+        await nvim.until(shows, shown)
+        await nvim.type("<Tab>")
+        await nvim.until(TEXT, text)
 
 
 # Collects the notifications about suggestions.
@@ -249,59 +258,41 @@ end
 
 
 async def test_a_suggestion_that_is_typed_by_hand_is_not_dismissed(tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_bytes(b"ab\n")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.lua(NOTIFIED)
-            await nvim.lua(ANSWER, "textDocument/inlineCompletion", "c")
-            await nvim.type("A")
-            await nvim.until("return notified", ["Show"])
-            await nvim.type("c")
-            await nvim.until("return notified", ["Show", "Show"])  # of the next suggestion
-            await nvim.type("d")
-            await nvim.until("return notified", ["Show", "Show", "Dismiss", "Show"])
+    async with editing(tmp_path, b"ab\n") as nvim:
+        await nvim.lua(NOTIFIED)
+        await nvim.lua(ANSWER, "textDocument/inlineCompletion", "c")
+        await nvim.type("A")
+        await nvim.until("return notified", ["Show"])
+        await nvim.type("c")
+        await nvim.until("return notified", ["Show", "Show"])  # of the next suggestion
+        await nvim.type("d")
+        await nvim.until("return notified", ["Show", "Show", "Dismiss", "Show"])
 
 
 async def test_a_word_has_letters_beyond_ascii(tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_bytes(b"ab\n")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.lua(ANSWER, "textDocument/inlineCompletion", "größe = 1")
-            await nvim.type("A")
-            await nvim.until(GHOST, "größe = 1")
-            await nvim.type("<M-Right>")
-            await nvim.until(TEXT, "abgröße")
+    async with editing(tmp_path, b"ab\n") as nvim:
+        await nvim.lua(ANSWER, "textDocument/inlineCompletion", "größe = 1")
+        await nvim.type("A")
+        await nvim.until(GHOST, "größe = 1")
+        await nvim.type("<M-Right>")
+        await nvim.until(TEXT, "abgröße")
 
 
 async def test_the_status_shows_that_the_language_server_has_ended(tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_bytes(b"ab\n")
-    async with running() as server, neovim(NVIM, RECIPE, {"cmd": LSP, "server": server.address}, [file]) as nvim:
-        await nvim.until("return specdec.status and specdec.status.state", "ready")
+    async with editing(tmp_path, b"ab\n") as nvim:
         await nvim.lua("vim.lsp.get_clients({ name = 'specdec' })[1].rpc.terminate()")
         await nvim.until("return specdec.status.state", "away")
 
 
 @pytest.mark.parametrize("start", [(2, 0), (1, 0)])
 async def test_an_edit_behind_the_last_line_break_is_taken(start: tuple[int, int], tmp_path: Path) -> None:
-    file = tmp_path / "a.py"
-    file.write_bytes(b"ab\nc\n")
     where = {"start": {"line": start[0], "character": start[1]}, "end": {"line": 2, "character": 0}}
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.lua(ANSWER, "textDocument/copilotInlineEdit", "d\ne\n", where)
-            await nvim.type("x")
-            await nvim.until(DIFF, "+d|+e" if start[0] == 2 else "-c|+d|+e")
-            await nvim.type("<Tab><Tab>")
-            await nvim.until(TEXT, "b\nc\nd\ne" if start[0] == 2 else "b\nd\ne")
+    async with editing(tmp_path, b"ab\nc\n") as nvim:
+        await nvim.lua(ANSWER, "textDocument/copilotInlineEdit", "d\ne\n", where)
+        await nvim.type("x")
+        await nvim.until(DIFF, "+d|+e" if start[0] == 2 else "-c|+d|+e")
+        await nvim.type("<Tab><Tab>")
+        await nvim.until(TEXT, "b\nc\nd\ne" if start[0] == 2 else "b\nd\ne")
 
 
 async def test_an_older_version_is_rejected_in_one_sentence() -> None:

@@ -319,8 +319,7 @@ local function draw_edit()
   vim.api.nvim_buf_set_extmark(edit.buffer, edit_namespace, edit.end_row, edit.end_column, mark)
 end
 
--- The end of a text, behind its last line break, is no place in a buffer: changes `edit` there to one before that line
--- break.
+-- A buffer has no position behind the last line break of its text. Moves an `edit` from there to before that line break.
 local function keep_inside(edit)
   local last = vim.api.nvim_buf_line_count(edit.buffer) - 1
   if edit.end_row <= last then

@@ -170,7 +170,7 @@ def compare_quantiles(
             points[arm] = [one.of(once)[0] for one in estimators[arm]]
         done, (has_a, has_b) = 0, sample.present()
         for every in unit_counts(sample, draws, rng):
-            # A draw may miss an arm that few of the units have, and says nothing then.
+            # A draw without any unit of one arm has no quantile to compare, so it is left out.
             counts = every[every[:, has_a].any(axis=1) & every[:, has_b].any(axis=1)]
             if not len(counts):
                 continue

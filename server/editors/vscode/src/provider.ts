@@ -45,7 +45,7 @@ export class Provider implements vscode.InlineCompletionItemProvider {
     });
   }
 
-  // Reports the last suggestions as dismissed if the text in their place is no longer a prefix of one.
+  // Reports the last suggestions as dismissed if none of them begins with the text that now stands in their place.
   private settle(document: vscode.TextDocument, position: vscode.Position): void {
     const { last } = this;
     if (last === undefined || last.uri !== document.uri.toString()) {
