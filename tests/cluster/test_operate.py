@@ -326,6 +326,25 @@ def test_a_rollout_whose_replicas_cannot_be_started_is_undone(fleet: Fleet) -> N
     ]  # fmt: skip
 
 
+def test_a_rollout_that_cannot_be_undone_hides_no_other(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    reconciler, undone = started(fleet), list[str]()
+    changed = fleet.configured(
+        model={"releases": {"blue": {"settings": {"engine": {"threads": 3}}}, "green": {"weight": 0}}}
+    )
+    rollouts = fleet.operate.apply(reconciler, changed, fleet.say)
+    for rollout in rollouts:
+        fail(fleet, rollout.deployment.app)
+
+    def undo(reconciler: Any, rollout: Any) -> None:
+        undone.append(rollout.deployment.app)
+        raise ConfigError("it has replicas; drain them first")
+
+    monkeypatch.setattr(fleet.operate, "_undo", undo)
+    with pytest.raises(ModelError, match=r"(?s)blue: no model for.*blue: the rollout is not undone: it has.*green: no"):
+        fleet.operate.wait_complete(reconciler, rollouts, 60)
+    assert undone == ["coder.blue", "coder.green"]
+
+
 def test_a_rollout_tries_a_release_again_whose_failure_nobody_awaited(fleet: Fleet) -> None:
     reconciler = started(fleet)
     changed = fleet.configured(drain_s=90)

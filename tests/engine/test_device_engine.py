@@ -218,6 +218,18 @@ def test_insufficient_memory_is_named(sizes: dict[str, int], largest: str, setti
         build_device_decoder(wanted, model, torch.device("cuda"), pages, positions)
 
 
+def test_only_the_targets_decoder_leaves_working_space() -> None:
+    """When a draft's decoder is built, the checks that need the space are done, and torch keeps what they took."""
+    platform, model = DevicePlatform(config(device_dtype="fp16"), place()), device_model(SMALL, "fp16")
+    with mock.patch.object(build_device, "build_device_decoder", side_effect=ZeroDivisionError) as build:
+        for make in (
+            lambda: platform.target_decoder(model, 4, 64, ()), lambda: platform.draft_decoder(model, 4, 64, SMALL)
+        ):  # fmt: skip
+            with pytest.raises(ZeroDivisionError):
+                make()
+    assert [build_device.WORKING_BYTES in call.args for call in build.call_args_list] == [True, False]
+
+
 def test_the_weights_reported_are_those_on_the_device() -> None:
     """In 16 bits, embedding included, whatever ``dtype`` a CPU would hold them in."""
     matrices = sum(plan.rows * plan.columns for plan in linear_plans(SMALL, SMALL.tie_embeddings))

@@ -28,6 +28,7 @@ from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.types import (
     MAX_QUEUED_REQUESTS,
     EngineLoad,
+    Failed,
     Finished,
     Request,
     ResumeParams,
@@ -38,6 +39,7 @@ from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
 from specdec.engine.page_files import PageFiles, StoredPage
+from specdec.engine.scheduler import Scheduler
 from specdec.errors import QueueFullError
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts, tokens_of
@@ -263,6 +265,25 @@ def test_prompts_that_begin_alike_read_their_beginning_once(folder: Path, monkey
     assert [tokens_of(events, asked.request_id) for asked in alike] == [cold(asked) for asked in alike]
     assert engine.load().disk_pages_read == 4 + 2 + 2
     assert engine.load().disk_pages_missed == {}
+    engine.close()
+
+
+def test_a_request_that_the_queue_refuses_reads_no_pages_after_its_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the pages of another that begins alike, and the queue became full meanwhile."""
+    start, end = request("start", 256), request("end", 130, seed=2)
+    longer = dataclasses.replace(start, request_id="longer", prompt_ids=start.prompt_ids + end.prompt_ids)
+    engine = engine_on(folder)
+    run_all(engine, [longer])
+    engine.close()
+    engine = engine_on(folder)
+    engine.submit(dataclasses.replace(start, prompt_ids=(*start.prompt_ids, 5)))
+    engine.submit(longer)
+    monkeypatch.setattr(Scheduler, "is_full", True)
+    events = run_all(engine, [])
+    assert {event.request_id for event in events if isinstance(event, Failed)} == {"start", "longer"}
+    assert engine.load().disk_pages_read == 4
     engine.close()
 
 

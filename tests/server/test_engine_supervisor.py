@@ -140,3 +140,14 @@ async def test_a_process_that_cannot_be_started_hints_at_the_next_try(monkeypatc
         await tried.wait()
         await asyncio.sleep(0)
         assert scene.hint_at(3.0) == 5.0
+
+
+async def test_the_end_after_processes_that_cannot_be_started_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = EngineSupervisor(make_config(), policy=RestartPolicy(give_up_after=2))
+    supervisor.listener = Scene(0.0)
+    refused = OSError(errno.ENOENT, "no such program")
+    assert supervisor._after_failed_spawn(refused) is not None
+    assert "not tried any more" not in caplog.text
+    assert supervisor._after_failed_spawn(refused) is None
+    assert "no such program; it is not tried any more" in caplog.text
+    assert "restart the server" in str(supervisor.unavailable())

@@ -134,6 +134,7 @@ def test_a_running_prompt_shares_only_pages_that_it_is_yet_to_compute() -> None:
     kv = KvCacheManager(16, prefix_cache=True)
     twin, running, waiting = (make_sequence(text(200)) for _ in range(3))
     assert [kv.will_share(running, waiting, pages) for pages in (1, 3, 4)] == [True, True, False]
+    assert not KvCacheManager(16, prefix_cache=False).will_share(running, waiting, 1)
     compute(kv, twin, 64)
     compute(kv, running, 64)
     assert kv.will_share(running, waiting, 1)

@@ -215,9 +215,8 @@ def test_the_last_place_is_kept_for_a_more_important_prompt_that_waits_for_pages
 
 def test_no_prompt_waits_for_fewer_pages_than_a_step_is_worth() -> None:
     rig = Rig(prefill_chunk=1024, max_step_rows=1024)
-    tail = text(200, 8)
-    beginnings = [text(130, 7), text(130, 7), text(130, 7)[:64]]
-    seqs = [make_samples(make_request(begin + tail), rig.now)[0] for begin in beginnings]
+    prompts = [text(330, 7), text(130, 7) + text(200, 8), text(64, 7) + text(270, 9)]
+    seqs = [make_samples(make_request(prompt), rig.now)[0] for prompt in prompts]
     for seq in seqs:
         rig.scheduler.add([seq])
     assert rig.plan().admitted == [seqs[0], seqs[2]]

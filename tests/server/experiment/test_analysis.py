@@ -281,14 +281,24 @@ def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, ef
 
 def test_bug_the_estimate_lies_in_the_interval_that_decides() -> None:
     """One key with most of the requests: bounds that hold at any time count every key alike."""
-    plan = manifest(assignment={"mode": "hash", "unit": "session"}, stopping={"rule": "always_valid"})
+    plans = [
+        manifest(assignment={"mode": "hash", "unit": "session"}, stopping={"rule": rule}, secondary=["e2e_ms@p90"])
+        for rule in ("always_valid", "fixed")
+    ]
+    plan = plans[0]
     rng, records = np.random.default_rng(1), []
     for key in range(600):
         arm, heavy = list(plan.config.arms)[key % 2], key == 1
         for i in range(1500 if heavy else 2):
             took = 5.0 if heavy else rng.lognormal(0, 0.1) * (0.8 if key % 2 else 1.0)
             records.append(make_record(f"{key}-{i}", arm, key + i / 2000, took, rng, key % 2, key=f"k{key}"))
-    result = analyse(plan, RecordLog(records))
+    result, at_one_look = (analyse(each, RecordLog(records)) for each in plans)
+    for target in (result.primary, *result.secondary):
+        low, high = target.ratio_bounds
+        assert low < target.ratio < high
+    assert result.secondary == at_one_look.secondary
+    assert result.primary.difference_bounds == (None, None)  # that of the requests
+    assert result.primary.ratio_bounds == result.decided_by
     assert result.primary.ratio == pytest.approx(0.8, abs=0.05)
     assert result.decided_by == pytest.approx((0.8, 0.8), abs=0.1)
     assert re.match(r"Better: auto answers .*% sooner in the median", result.verdict.headline)
