@@ -19,6 +19,7 @@ _LISTED = ("prefixItems", "items", "anyOf", "allOf", _ONE_OF)
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 _NOTES = ("description", "title", "examples", "default")  # which no grammar uses
 _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_COUNTS = ("minProperties", "maxProperties")
 
 
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -30,14 +31,14 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return dict(schema), ""
     names = ", ".join(name for name in found if name != _ONE_OF)
     warning = f"{names}: not enforced, because no grammar expresses it" if names else ""
-    return {**schema, "x-guidance": {"lenient": True, **options}}, warning
+    return {**_changed(schema, _without_counts), "x-guidance": {"lenient": True, **options}}, warning
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords that llguidance refuses unless it is lenient."""
+    """Keywords that llguidance refuses unless it is lenient, `_COUNTS` also then."""
     for each in _all(schema):
         for keyword, value in each.items():
-            if keyword in _UNENFORCED or keyword == _ONE_OF:
+            if keyword in _UNENFORCED or keyword == _ONE_OF or (keyword in _COUNTS and not _is_counted(each)):
                 yield keyword
             elif keyword == "format" and isinstance(value, str) and value not in _FORMATS and _may_be_text(each):
                 yield f"format {value[:32]}"
@@ -46,6 +47,25 @@ def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
 def _may_be_text(schema: Mapping[str, Any]) -> bool:
     kinds = schema.get("type", "string")
     return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def _is_counted(schema: Mapping[str, Any]) -> bool:
+    """Whether a grammar can limit the number of properties: beside optional ones, only to one more than the required
+    ones, of those that are listed. What is wrong is the library's to refuse."""
+    listed, required = schema.get("properties"), schema.get("required", [])
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    is_valid = isinstance(required, list) and type(least) is int and (most is None or type(most) is int)
+    if not is_valid or not isinstance(listed, dict):
+        return True
+    one_more = len(required) + 1
+    if all(name in required for name in listed) or (most is None and least < one_more):
+        return True
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return is_closed and least <= one_more and most in (None, one_more)
+
+
+def _without_counts(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema if _is_counted(schema) else {key: value for key, value in schema.items() if key not in _COUNTS}
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:

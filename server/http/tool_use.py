@@ -123,7 +123,7 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
         for function in tools.bound:
-            if warning := lenient(function.get("parameters") or {})[1]:
+            if warning := lenient(closed(function.get("parameters") or {}))[1]:
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
         fields.engine[GRAMMAR_FIELD] = grammar
 
@@ -338,7 +338,7 @@ _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 
 def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """The schema without further fields, unless it mentions them."""
-    return {"type": "object", **without_notes(closed(parameters or {"properties": {}}))}
+    return {"type": "object", **without_notes(lenient(closed(parameters or {"properties": {}}))[0])}
 
 
 def _with_spacing(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,3 +195,13 @@ def test_a_refused_schema_is_named_by_its_tool(form: ToolForm, answer: dict[str,
         start(grammar)
     (violation,) = caught.value.violations
     assert violation.description == "the schema of find.it: Invalid type: strin; correct or simplify the schema"
+
+
+def test_a_count_of_arguments_that_no_grammar_limits_forbids_none_of_them() -> None:
+    some = {"properties": {"kind": KIND, "at": {"type": "boolean"}}, "additionalProperties": True, "minProperties": 1}
+    use = ToolUse([{"function": {"name": "look", "parameters": some}}], ToolForm.LLAMA, ("look",), parallel=False)
+    grammar = use.grammar(byte_level())
+    assert grammar is not None
+    found = start(grammar)
+    commit(found, '{"name": "look", "parameters": {"kind": "near"}}')
+    assert finished(found)

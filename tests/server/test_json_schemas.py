@@ -68,6 +68,30 @@ def test_alternatives_that_one_value_may_match_are_as_any_of() -> None:
     assert (compiles(schema), compiles(found), warning) == (False, True, "")
 
 
+@pytest.mark.parametrize("inside", INSIDE)
+def test_counts_of_properties_that_no_grammar_limits_are_left_out_and_named(inside: Any) -> None:
+    listed = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    for counts in ({"minProperties": 1}, {"minProperties": 2, "additionalProperties": False}, {"maxProperties": 1}):
+        found, warning = lenient(inside({**listed, **counts}))
+        assert warning == f"{next(iter(counts))}: not enforced, because no grammar expresses it"
+        assert found.pop("x-guidance") == {"lenient": True}
+        kept = {key: value for key, value in counts.items() if key == "additionalProperties"}
+        assert found == inside({**listed, **kept})
+
+
+def test_counts_of_properties_that_a_grammar_limits_stay() -> None:
+    two = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}}
+    for counts in (
+        {"minProperties": 1, "additionalProperties": False},
+        {"maxProperties": 1, "additionalProperties": False},
+        {"minProperties": 1, "required": ["a"]},
+        {"maxProperties": 3, "required": ["a", "b"]},
+        {"minProperties": "1"},
+    ):
+        assert lenient({**two, **counts}) == ({**two, **counts}, "")
+        assert compiles({**two, **counts}) is (counts != {"minProperties": "1"})
+
+
 NO_MORE = {"additionalProperties": False}
 
 
