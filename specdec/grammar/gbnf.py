@@ -112,9 +112,6 @@ class _Conversion:
         self._begins: dict[str, tuple[frozenset[str], bool]] = dict.fromkeys(self._rules, (frozenset(), False))
         self._follows: dict[str, frozenset[str]] = dict.fromkeys(self._recursive, frozenset())
         self._lexemes: dict[str, str] = {}
-        # One test of many lexemes is cheaper than one of each, so `lark` writes the rules twice: first every lexeme
-        # counts as safe and is only noted here, then all are tested together, and this is None.
-        self._asked: dict[tuple[str, frozenset[str]], None] | None = {}
         self._known: dict[tuple[str, frozenset[str]], bool] = {}  # answers of `_is_safe`
 
     def lark(self) -> str:
@@ -128,18 +125,12 @@ class _Conversion:
             before = dict(self._follows)
             for name, rule in self._recursive.items():
                 self._note_follows(rule.alternatives, self._follows[name])
-        self._rules_parsed()
-        asked, self._asked, self._lexemes = self._asked or {}, None, {}
-        self._test(list(asked))
-        parsed = self._rules_parsed()
-        lexemes = [f"{name}: {text}\n" for text, name in self._lexemes.items()]
-        return "".join([f"start: {self._rules['root'].name}\n", *parsed, self._terminals, *lexemes])
-
-    def _rules_parsed(self) -> list[str]:
-        return [
+        parsed = [
             f"{rule.name}: {self._parsed(rule.alternatives, self._follows[name])}\n"
             for name, rule in self._recursive.items()
         ]
+        lexemes = [f"{name}: {text}\n" for text, name in self._lexemes.items()]
+        return "".join([f"start: {self._rules['root'].name}\n", *parsed, self._terminals, *lexemes])
 
     def _resolve(self, node: ASTNode) -> None:
         if isinstance(node, RuleRefNode):
@@ -226,29 +217,16 @@ class _Conversion:
     def _is_safe(self, lexeme: str, follow: frozenset[str]) -> bool:
         """Whether ``lexeme`` leaves what follows it alone: its longest match never takes one of ``follow`` that comes
         after a shorter match."""
-        if self._asked is not None:
-            self._asked[lexeme, follow] = None
+        if not follow:
             return True
         if (lexeme, follow) not in self._known:
-            self._test([(lexeme, follow)])
+            taken = f"((({lexeme}) ({' | '.join(sorted(follow))}) {_REST}) & ({lexeme}))"
+            source = LLMatcher.grammar_from_lark(f"start: X\n{self._terminals}X: {taken}\n")
+            matcher = LLMatcher(_byte_vocabulary(), source, log_level=0, limits=LLParserLimits(step_lexer_fuel=_FUEL))
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            self._known[lexeme, follow] = matcher.is_error()  # nothing is taken, or the comparison is too expensive
         return self._known[lexeme, follow]
-
-    def _test(self, pairs: list[tuple[str, frozenset[str]]]) -> None:
-        """Answer `_is_safe` for each of ``pairs``; halves that pass together need no test of their own."""
-        taken = [
-            f"((({lexeme}) ({' | '.join(sorted(follow))}) {_REST}) & ({lexeme}))" for lexeme, follow in pairs if follow
-        ]
-        source = LLMatcher.grammar_from_lark(f"start: X\n{self._terminals}X: {' | '.join(taken)}\n")
-        matcher = LLMatcher(_byte_vocabulary(), source, log_level=0, limits=LLParserLimits(step_lexer_fuel=_FUEL))
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        none = not taken or matcher.get_error().startswith("NoExtension")
-        if none or len(pairs) == 1:
-            self._known.update(dict.fromkeys(pairs, none or matcher.is_error()))
-        else:
-            middle = len(pairs) // 2
-            self._test(pairs[:middle])
-            self._test(pairs[middle:])
 
 
 def _rebuilt(node: ASTNode, inner: list[str]) -> str:
