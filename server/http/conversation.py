@@ -146,7 +146,7 @@ class Blocks:
 
     def __init__(self, tools: ToolUse | None, whole: bool = False) -> None:
         """tools: whose calls are searched for. whole: the arguments of a call come in one piece, not as written."""
-        self._parser = None if tools is None else tools.whole_parser() if whole else tools.parser()
+        self._parser = None if tools is None else tools.parser(whole=whole)
         self._is_open = False
         self.found: list[Block] = []
 
@@ -173,7 +173,7 @@ class Blocks:
         """Whether there are complete calls."""
         return self._parser is not None and self._parser.whole_calls > 0
 
-    def _take(self, parts: Sequence[Part | ToolCall]) -> Steps:
+    def _take(self, parts: Sequence[Part]) -> Steps:
         for part in parts:
             if isinstance(part, CallBegin | ToolCall):
                 yield from self._open(part)

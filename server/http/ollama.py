@@ -22,7 +22,7 @@ from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import extras, logprob_entries, set_logprobs
-from server.http.tool_calls import ToolCall
+from server.http.tool_calls import Part, ToolCall
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields, write_line
@@ -306,10 +306,10 @@ async def parse_chat(call: Call) -> OllamaRequest:
     return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)
 
 
-Content = Callable[[Sequence[str | ToolCall]], dict[str, Any]]
+Content = Callable[[Sequence[Part]], dict[str, Any]]
 
 
-def message(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
+def message(parts: Sequence[Part]) -> dict[str, Any]:
     """The content of an answer of /api/chat."""
     text = "".join(part for part in parts if isinstance(part, str))
     found: dict[str, Any] = {"role": "assistant", "content": text}
@@ -329,7 +329,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.call_id, "function": {"index": call.index, "name": call.name, "arguments": named}}
 
 
-def response(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
+def response(parts: Sequence[Part]) -> dict[str, Any]:
     """The content of an answer of /api/generate."""
     return {"response": "".join(part for part in parts if isinstance(part, str))}
 
@@ -343,7 +343,7 @@ class OllamaAnswer:
         """content: makes text and calls the content of a line."""
         self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
         self._tools, self._totals = parsed.tools, Totals()
-        self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
+        self._parser = None if parsed.tools is None else parsed.tools.parser(whole=True)
         self._context: list[int] | None = None
         if parsed.context and parsed.request is not None:
             self._context = [*parsed.request.prompt_ids]
@@ -374,15 +374,13 @@ class OllamaAnswer:
         """The answer to a request without a prompt, which clients send to have the model loaded."""
         return self._line([], {"done": True, "done_reason": "load"})
 
-    def _part(self, parts: Sequence[str | ToolCall], beside: dict[str, Any]) -> bytes:
+    def _part(self, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A line that others follow."""
         if not any(parts) and not beside:
             return b""
         return ndjson(self._line(parts, {**beside, "done": False}))
 
-    def _end(
-        self, parts: Sequence[str | ToolCall], beside: dict[str, Any], totals: Totals, end: Finished
-    ) -> dict[str, Any]:
+    def _end(self, parts: Sequence[Part], beside: dict[str, Any], totals: Totals, end: Finished) -> dict[str, Any]:
         """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
         spent, context = end.timings, {} if self._context is None else {"context": self._context}
         figures = {
@@ -397,7 +395,7 @@ class OllamaAnswer:
         }
         return self._line(parts, {**beside, **context, **figures, **extras(totals), **self._notes})
 
-    def _line(self, parts: Sequence[str | ToolCall], rest: dict[str, Any]) -> dict[str, Any]:
+    def _line(self, parts: Sequence[Part], rest: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, "created_at": now(), **self._content(parts), **rest}
 
 

@@ -23,7 +23,7 @@ from server.http.openai_format import (
     stream_options,
     usage,
 )
-from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser, WholeCallParser
+from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.request_fields import NO_PROMPT, RANDOM_SEED, Table, flag_field, param_field, param_fields
@@ -88,10 +88,9 @@ class ChatAnswer:
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
-        self._parsers: list[ToolCallParser | WholeCallParser] | None = None
+        self._parsers: list[ToolCallParser] | None = None
         if parsed.tools is not None:
-            make = parsed.tools.whole_parser if parsed.whole_calls else parsed.tools.parser
-            self._parsers = [make() for _ in range(self._n)]
+            self._parsers = [parsed.tools.parser(whole=parsed.whole_calls) for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
@@ -127,7 +126,7 @@ class ChatAnswer:
         return choice
 
     def _delta(self, event: Delta) -> bytes:
-        parts: Sequence[Part | ToolCall] = [event.text] if event.text else []
+        parts: Sequence[Part] = [event.text] if event.text else []
         if self._parsers is not None:
             parts = self._parsers[event.index].push(event.text)
         beside: dict[str, Any] = {}
@@ -153,7 +152,7 @@ class ChatAnswer:
         choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
         return rest + self._chunks.finish(choice)
 
-    def _parts(self, index: int, parts: Sequence[Part | ToolCall], beside: dict[str, Any]) -> bytes:
+    def _parts(self, index: int, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A chunk per part with content; the first has the fields ``beside``."""
         chunks, deltas = [], list(filter(None, map(_delta, parts)))
         if beside and not deltas:  # these fields belong to the tokens, whose text may be held back
@@ -168,7 +167,7 @@ class ChatAnswer:
         return self._chunks.chunk(choice, **more)
 
 
-def _delta(part: Part | ToolCall) -> dict[str, Any] | None:
+def _delta(part: Part) -> dict[str, Any] | None:
     """A chunk's ``delta`` for ``part``; None: it has no chunk."""
     if isinstance(part, str):
         return {"content": part}

@@ -1,13 +1,10 @@
-"""Finds tool calls in generated text.
-
-`ToolCallParser` returns a call in pieces while it is generated, `WholeCallParser` when it is complete.
-"""
+"""Finds tool calls in generated text, while it is generated."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,9 +43,6 @@ class CallEnd:
     is_whole: bool  # the arguments are JSON and complete
 
 
-Part = str | CallBegin | CallArguments | CallEnd
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A complete call."""
@@ -57,6 +51,9 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str  # JSON
+
+
+Part = str | CallBegin | CallArguments | CallEnd | ToolCall
 
 
 def new_call_id(form: ToolForm) -> str:
@@ -68,18 +65,23 @@ def new_call_id(form: ToolForm) -> str:
 class ToolCallParser:
     """Turns pieces of text into text and calls, in order, as soon as they are unambiguous.
 
-    A call begins when its name is known and its arguments begin. Text before that which is no call after all remains
-    text, marks included. White space around calls is dropped.
+    A call comes as begin, arguments and end. It begins when its name is known and its arguments begin. Text before that
+    which is no call after all remains text, marks included. White space around calls is dropped.
+
+    If ``whole``, a call comes as a `ToolCall` when it is complete; an incomplete one remains text.
     """
 
     calls: int  # that have begun
     whole_calls: int  # that are complete
 
-    def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
+    def __init__(
+        self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None, *, whole: bool = False
+    ) -> None:
         """names: of known tools, the only ones in forms without a mark. max_calls: everything after them is dropped."""
-        self._form, self._names, self._max_calls = form, frozenset(names), max_calls
+        self._form, self._names, self._max_calls, self._whole = form, frozenset(names), max_calls, whole
         self._held = ""  # not yet looked at
         self._raw: list[str] = []  # looked at, and part of what may be a call
+        self._begun = CallBegin(0, "", "")  # the last one
         self._open: list[str] | None = None  # the arguments so far of the call that has begun
         self._parts: list[Part] = []
         self._ended = self._silent = False
@@ -285,20 +287,28 @@ class ToolCallParser:
     def _begin(self, name: str) -> None:
         if self._open is None:
             self._open = []
-            self._emit(CallBegin(self.calls, new_call_id(self._form), name))
+            self._begun = CallBegin(self.calls, new_call_id(self._form), name)
             self.calls += 1
+            if not self._whole:
+                self._emit(self._begun)
 
     def _argue(self, text: str) -> None:
         assert self._open is not None  # a call has begun
         self._open.append(text)
-        self._emit(CallArguments(self.calls - 1, text))
+        if not self._whole:
+            self._emit(CallArguments(self.calls - 1, text))
 
     def _end(self, is_whole: bool) -> bool:
         """End what was taken as a call or as text; whether it is a complete call."""
-        raw, begun = "".join(self._raw), self._open is not None
+        raw, begun, arguments = "".join(self._raw), self._open is not None, "".join(self._open or ())
         self._raw, self._open = [], None
         if begun:
-            self._emit(CallEnd(self.calls - 1, raw, is_whole))
+            if not self._whole:
+                self._emit(CallEnd(self.calls - 1, raw, is_whole))
+            elif is_whole:
+                self._emit(ToolCall(self.whole_calls, self._begun.call_id, self._begun.name, arguments))
+            else:
+                self._emit(raw)
             self.whole_calls += is_whole and not self._silent
             self._silent = self._silent or self.calls == self._max_calls
         elif raw and not (self._ended and self.calls and raw.isspace()):
@@ -338,42 +348,6 @@ def _arguments_text(value: Any) -> str:
 def _begun(mark: str, text: str) -> int:
     """Length of the longest begin of ``mark`` that ``text`` ends with."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
-
-
-class WholeCallParser:
-    """As `ToolCallParser`, but returns complete calls; an incomplete one remains text."""
-
-    def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
-        self._parser = ToolCallParser(form, names, max_calls)
-        self._begin = CallBegin(0, "", "")
-        self._arguments: list[str] = []
-        self.whole_calls = 0
-
-    def push(self, text: str) -> list[str | ToolCall]:
-        """Take the next piece."""
-        return self._whole(self._parser.push(text))
-
-    def flush(self) -> list[str | ToolCall]:
-        """The text has ended."""
-        return self._whole(self._parser.flush())
-
-    def _whole(self, parts: Sequence[Part]) -> list[str | ToolCall]:
-        found: list[str | ToolCall] = []
-        for part in parts:
-            if isinstance(part, str):
-                found.append(part)
-            elif isinstance(part, CallBegin):
-                self._begin, self._arguments = part, []
-            elif isinstance(part, CallArguments):
-                self._arguments.append(part.text)
-            elif part.is_whole:
-                found.append(
-                    ToolCall(self.whole_calls, self._begin.call_id, self._begin.name, "".join(self._arguments))
-                )
-                self.whole_calls += 1
-            else:
-                found.append(part.raw)
-        return found
 
 
 _IN_STRING = re.compile(r'[^"\\]*')

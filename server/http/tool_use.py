@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
+from server.http.tool_calls import MAX_NAME, Part, ToolCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -47,17 +47,13 @@ class ToolUse:
         functions = [tool["function"] for tool in self.tools]
         return [each for each in functions if each["name"] in self.required or each.get("strict") is True]
 
-    def parser(self) -> ToolCallParser:
-        """A parser of one sample, for calls in pieces."""
-        return ToolCallParser(self.form, self.names, None if self.parallel else 1)
+    def parser(self, *, whole: bool = False) -> ToolCallParser:
+        """A parser of one sample. whole: a call comes in one piece."""
+        return ToolCallParser(self.form, self.names, None if self.parallel else 1, whole=whole)
 
-    def whole_parser(self) -> WholeCallParser:
-        """A parser of one sample, for complete calls."""
-        return WholeCallParser(self.form, self.names, None if self.parallel else 1)
-
-    def parse(self, text: str) -> list[str | ToolCall]:
-        """The text and calls of a complete answer, in order."""
-        parser = self.whole_parser()
+    def parse(self, text: str) -> list[Part]:
+        """The text and whole calls of a complete answer, in order."""
+        parser = self.parser(whole=True)
         return [*parser.push(text), *parser.flush()]
 
     def grammar(self, tokenizer: TokenizerLike, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:

@@ -19,7 +19,6 @@ from server.http.tool_calls import (
     Part,
     ToolCall,
     ToolCallParser,
-    WholeCallParser,
 )
 from specdec.models.tool_forms import ToolForm
 
@@ -90,7 +89,7 @@ def folded(parts: Sequence[Part]) -> list[Out]:
 
 def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
     """The same of whole calls."""
-    parser, out = WholeCallParser(form, NAMES), list[Out]()
+    parser, out = ToolCallParser(form, NAMES, whole=True), list[Out]()
     for part in [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush():
         if isinstance(part, ToolCall):
             out.append((part.name, part.arguments))
@@ -250,7 +249,7 @@ def test_a_truncated_call_is_reported() -> None:
 
 
 def test_calls_are_limited_in_number() -> None:
-    parser = WholeCallParser(ToolForm.HERMES, NAMES, max_calls=1)
+    parser = ToolCallParser(ToolForm.HERMES, NAMES, max_calls=1, whole=True)
     found = [*parser.push(f"Well.{HERMES}{HERMES} More."), *parser.flush()]
     assert [part if isinstance(part, str) else part.name for part in found] == ["Well.", "look"]
 
