@@ -6,7 +6,6 @@ A model whose template has no tools gets them in a system message, in the form `
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -115,16 +114,19 @@ def without_tools(
 ) -> list[dict[str, Any]]:
     """``messages`` for a template without tools: tools, calls and results become text.
 
-    They go into the system's, the assistant's and the user's messages. Consecutive results become one user message.
-    Contents must be text.
+    They go into the system's, the assistant's and the user's messages. Consecutive results become one user message,
+    with the user's text after them, because many templates require roles to alternate. Contents must be text.
     """
     found: list[dict[str, Any]] = []
-    for are_results, run in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
-        if are_results:
-            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
-            found.append({"role": "user", "content": "\n".join(results)})
+    after_result = False
+    for message in messages:
+        is_result = message.get("role") == "tool"
+        plain = _result(message) if is_result else _without_calls(message)
+        if after_result and plain.get("role") == "user":
+            found[-1]["content"] += "\n" + plain["content"]
         else:
-            found += map(_without_calls, run)
+            found.append(plain)
+        after_result = is_result
     if tools:
         text = "\n".join([_OPENING, *(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools), _RULE])
         if found and found[0].get("role") == "system":
@@ -132,6 +134,10 @@ def without_tools(
         else:
             found.insert(0, {"role": "system", "content": text})
     return found
+
+
+def _result(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
 def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:

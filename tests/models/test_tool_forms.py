@@ -43,6 +43,14 @@ def test_tools_are_described_in_the_system_message() -> None:
         assert user == {"role": "user", "content": "hi"}
 
 
+def test_what_the_user_says_after_a_result_is_in_its_message() -> None:
+    said = [{"role": "user", "content": text} for text in "xy"]
+    assert without_tools([{"role": "tool", "content": "a"}, *said], None) == [
+        {"role": "user", "content": "<tool_response>\na\n</tool_response>\nx"},
+        said[1],
+    ]
+
+
 def test_calls_and_results_are_text() -> None:
     talk: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
