@@ -275,7 +275,7 @@ class Tokenizer:
 
         def render(plain: list[dict[str, Any]]) -> str:
             if form is None:
-                return self._template.render(without_tools(plain, tools), add_generation_prompt)
+                return _with_system(self._template, without_tools(plain, tools), add_generation_prompt)
             template = self._tool_template if tools else self._template
             return template.render(fit_calls(plain, form), add_generation_prompt, tools)
 
@@ -335,6 +335,19 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(
             json.dumps(data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
         )
+
+
+def _with_system(template: ChatTemplate, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Render ``messages``. A system message that the template refuses, which may be the one that lists tools, becomes
+    the beginning of the user's."""
+    try:
+        return template.render(messages, add_generation_prompt)
+    except InvalidRequestError:
+        if [message.get("role") for message in messages[:2]] != ["system", "user"]:
+            raise
+        texts = filter(None, (message["content"] for message in messages[:2]))
+        first = {"role": "user", "content": "\n\n".join(texts)}
+        return template.render([first, *messages[2:]], add_generation_prompt)
 
 
 _ROLES = ("system", "user", "assistant", "tool")  # which every template should support

@@ -136,6 +136,20 @@ def test_if_a_template_does_not_support_tools_a_message_describes_them(tokenizer
     assert not Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo()).has_tool_template
 
 
+def test_a_system_message_that_a_template_refuses_begins_the_users(folder: Path) -> None:
+    """In the manner of Mistral 7B 0.2's, which has no tools either."""
+    source = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role + ': ' + m.content + ';' }}{% endfor %}"""
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=source))
+    user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
+    system = {"role": "system", "content": "Be brief."}
+    assert tokenizer.render_chat([system, user, answer]) == "user: Be brief.\n\nhi;assistant: yes;"
+    assert tokenizer.render_chat([user], tools=TOOLS).endswith("</tool_call>\n\nhi;")
+    for refused in ([system, answer], [user, user], [system], [system, user, user]):
+        with pytest.raises(InvalidRequestError, match="roles must alternate"):
+            tokenizer.render_chat(refused)
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_calls_that_are_none_are_left_out(calls: Any) -> None:
     assert plain_messages([{"role": "assistant", "content": "x", "tool_calls": calls}]) == [
