@@ -249,19 +249,11 @@ _STRUCTURED: dict[str, tuple[GrammarKind, Schema]] = {
 }
 
 
-def _read_response_format(body: Body, name: str) -> GrammarParams | None:
+def _read_format(body: Body, name: str, holder: str = "") -> GrammarParams | None:
+    """An object with a ``type`` and, for a JSON schema, the ``schema``, which may be in an object ``holder``."""
     given = body.object(name)
-    return None if given is None else _read_format(given, "json_schema")
-
-
-def read_format(body: Body, name: str) -> GrammarParams | None:
-    """An object with a ``type`` and, for a JSON schema, the ``schema``."""
-    given = body.object(name)
-    return None if given is None else _read_format(given, "")
-
-
-def _read_format(given: Body, holder: str) -> GrammarParams | None:
-    """``holder`` names the object that holds the schema; empty: ``given`` itself."""
+    if given is None:
+        return None
     kind = given.text("type")
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
@@ -325,12 +317,12 @@ def _parsed_schema(body: Body, name: str, text: str) -> Any:
 
 
 _FORMAT_TYPE: Mapping[str, Schema] = {"type": {"enum": [*_TYPES]}}
-FORMAT = Field("format", with_fields({**_FORMAT_TYPE, "schema": OBJECT}), read_format, GRAMMAR_FIELD)
+FORMAT = Field("format", with_fields({**_FORMAT_TYPE, "schema": OBJECT}), _read_format, GRAMMAR_FIELD)
 GRAMMAR: Table = (
     Field(
         "response_format",
         with_fields({**_FORMAT_TYPE, "json_schema": with_fields({"schema": OBJECT}), "schema": OBJECT}),
-        _read_response_format,
+        partial(_read_format, holder="json_schema"),
         GRAMMAR_FIELD,
     ),
     *(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from server.auth.principal import current_caller
@@ -75,13 +76,6 @@ def _read_gbnf(body: Body, name: str) -> GrammarParams | None:
     return GrammarParams(GrammarKind.EBNF, text) if text else None
 
 
-def _read_schema(body: Body, name: str) -> GrammarParams | None:
-    if not isinstance(body.raw(name), dict):
-        body.refuse(name, "must be a JSON schema")
-        return None
-    return read_grammar(body, name, GrammarKind.JSON_SCHEMA)
-
-
 _OFF = ("top_k", "top_p", "min_p")  # samplers that a list of ``samplers`` without them turns off
 _TEXTS = listed(TEXT)
 _SHARED: Table = (
@@ -117,7 +111,7 @@ _SHARED: Table = (
           _read_probabilities, "output.logprobs"),
     flag_field("post_sampling_probs", "Refused with n_probs, which returns the model's own probabilities."),
     Field("grammar", {**TEXT, "description": "GBNF."}, _read_gbnf, "grammar"),
-    Field("json_schema", OBJECT, _read_schema, "grammar"),
+    Field("json_schema", OBJECT, partial(read_grammar, kind=GrammarKind.JSON_SCHEMA), "grammar"),
     *STOPPING,
     *COMMON,
 )  # fmt: skip
