@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 _UNENFORCED = frozenset(
     {
@@ -14,7 +15,8 @@ _UNENFORCED = frozenset(
 )  # fmt: skip
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _ONE_OF = "oneOf"  # enforced where no value matches two alternatives, as far as the library can tell
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose values are schemas by name
+_DEFINITIONS = ("$defs", "definitions")
+_NAMED = ("properties", "patternProperties", *_DEFINITIONS)  # keywords whose values are schemas by name
 _LISTED = ("prefixItems", "items", "anyOf", "allOf", _ONE_OF)
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 _NOTES = ("description", "title", "examples", "default")  # which no grammar uses
@@ -83,12 +85,32 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the schema in which objects have only the properties that they list, unless it mentions further ones.
 
-    Where several schemas apply to one value, each would refuse the properties of the others. A schema that has such a
-    place is closed at its outermost level only.
+    Where several schemas apply to one value, each would refuse the properties of the others. So these stay open, and
+    what is inside of them, to which several may apply too.
     """
-    if not any(map(_is_joint, _all(schema))):
-        return _changed(schema, _closed_itself)
-    return dict(schema) if _is_joint(schema) else _closed_itself(schema)
+    waiting: list[Any] = [each for each in _all(schema) if _is_joint(each)]
+    joint: set[int] = set()  # the schemas that stay open, by their identity
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict) and id(each) not in joint:
+            joint.add(id(each))
+            waiting += _inner({key: value for key, value in each.items() if key not in _DEFINITIONS})
+            waiting.append(_target(each.get("$ref"), schema))
+    return _changed(schema, lambda each: each if id(each) in joint else _closed_itself(each))
+
+
+def _target(reference: Any, root: Any) -> Any:
+    """The schema to which ``reference`` points; None: there is none in ``root``."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found = root
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +122,7 @@ def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     """A copy to which ``change`` is applied, as it is to all schemas inside."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    found = {**change(schema)}
     for keyword in _NAMED:
         if isinstance(named := schema.get(keyword), dict):
             found[keyword] = {name: _changed(inner, change) for name, inner in named.items()}
@@ -110,7 +132,7 @@ def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
     for keyword in _SINGLE:
         if isinstance(inner := schema.get(keyword), dict):
             found[keyword] = _changed(inner, change)
-    return change(found)
+    return found
 
 
 def _closed_itself(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +150,8 @@ def _is_joint(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas apply to the value."""
     all_of = schema.get("allOf")
     parts = len(all_of) if isinstance(all_of, list) else 0
-    return parts + sum(keyword in schema for keyword in ("properties", "anyOf", _ONE_OF, "$ref")) > 1
+    own = any(keyword in schema for keyword in ("properties", "required", *_FURTHER))
+    return parts + own + sum(keyword in schema for keyword in ("anyOf", _ONE_OF, "$ref")) > 1
 
 
 def _all(schema: Any) -> Iterator[dict[str, Any]]:

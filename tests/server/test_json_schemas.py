@@ -123,11 +123,39 @@ def test_objects_that_need_a_property_which_they_do_not_list_stay_open() -> None
         assert closed({**schema, "required": required}) == {**schema, "required": required, **NO_MORE}
 
 
-def test_where_schemas_are_joined_only_the_outermost_is_closed() -> None:
-    part = {"properties": {"a": {}}}
-    for joined in ({"allOf": [part, part]}, {**part, "anyOf": [part]}, {**part, "$ref": "#/$defs/a"}):
-        assert closed(joined) == joined
-        assert closed({"properties": {"b": joined}}) == {"properties": {"b": joined}, **NO_MORE}
+PART: dict[str, Any] = {"properties": {"a": {"properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [
+        {"allOf": [PART, {"properties": {"a": {"properties": {"b": {}}}}}]},
+        {**PART, "anyOf": [PART]},
+        {**PART, "$ref": "#/$defs/a~1b"},
+        {"required": ["b"], "anyOf": [PART]},
+        {"patternProperties": {"^b": {}}, "anyOf": [PART]},
+    ],
+)
+def test_schemas_that_are_joined_stay_open_and_those_around_are_closed(joined: dict[str, Any]) -> None:
+    assert closed(joined) == joined
+    schema = {"properties": {"b": joined, "c": {"items": PART}}, "$defs": {"a/b": PART, "c": PART}}
+    apart = json.loads(json.dumps(schema))  # no two of its schemas are one object
+    assert closed(apart) == {
+        "properties": {"b": joined, "c": {"items": closed(PART)}},
+        "$defs": {"a/b": PART if "$ref" in joined else closed(PART), "c": closed(PART)},
+        **NO_MORE,
+    }
+
+
+@pytest.mark.parametrize("reference", ["#/a/b", "#/allOf/9", "#/allOf/x", "http://a.b", "#x", "#", 5])
+def test_references_may_lead_anywhere(reference: Any) -> None:
+    closed({"allOf": [{"$ref": reference}, PART]})
+
+
+def test_a_long_chain_of_references_is_followed() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    schema = {"allOf": [{"$ref": "#/$defs/d0"}, PART], "$defs": {**chain, "d3000": {"properties": {}}}}
+    assert closed(schema) == schema
 
 
 @pytest.mark.parametrize("inside", INSIDE)
