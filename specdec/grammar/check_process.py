@@ -21,8 +21,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
 from specdec.grammar.gbnf import gbnf_to_lark, is_gbnf
 
-MAX_GBNF_RULES = 512
-"""The converter takes time quadratic in the rules: 0.2 s for these, seconds for thousands."""
 STACK_BYTES = 256 << 20
 """Stack of a thread that compiles: 1,000 nested references of a schema exceed the usual 8 MiB."""
 MAX_ADDRESS_BYTES = 1 << 30
@@ -61,8 +59,6 @@ def grammar_source(params: GrammarParams) -> str:
         return _choice(_parsed(params.text))
     if not is_gbnf(params.text):
         return str(LLMatcher.grammar_from_lark(params.text))
-    if params.text.count("::=") > MAX_GBNF_RULES:
-        raise ValueError(f"more than {MAX_GBNF_RULES} GBNF rules; write it in Lark syntax (start: ...)")
     return str(LLMatcher.grammar_from_lark(gbnf_to_lark(params.text)))
 
 

@@ -127,6 +127,12 @@ def test_the_end_is_reached_after_arithmetic() -> None:
     assert EOS in ids_of(state.mask(()))
 
 
+def test_the_number_of_rules_is_not_limited() -> None:
+    names = [f"r{i};" for i in range(1000)]
+    rules = [f'{name[:-1]} ::= "{name}" ("(" root ")")?' for name in names]
+    assert accepts("\n".join(["root ::= " + " | ".join(names).replace(";", ""), *rules]), "r7;(r999;)")
+
+
 def test_lark_stays_lark() -> None:
     for text in (
         'start: "a::=b"',
