@@ -107,7 +107,7 @@ def _target(reference: Any, root: Any) -> Any:
     for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list):
-            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+            found = found[int(key)] if key.isdecimal() and len(key) < 9 and int(key) < len(found) else None
         else:
             found = found.get(key) if isinstance(found, dict) else None
     return found
