@@ -195,13 +195,13 @@ class ToolCallParser:
             yield
 
     def _drop(self, mark: str) -> Reading[None]:
-        """Drop white space and ``mark``, if the mark follows."""
+        """Drop white space and ``mark``, if the mark follows, or as much of it as there is before the text's end."""
         while True:
             rest = self._held.lstrip()
-            if rest.startswith(mark):
+            if rest.startswith(mark) or (self._ended and mark.startswith(rest)):
                 self._held = rest[len(mark) :]
                 return
-            if self._ended or not mark.startswith(rest):
+            if not mark.startswith(rest):
                 return
             yield
 

@@ -143,6 +143,7 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.HERMES, HERMES, [("look", {"at": "é</tool"})]),
     (ToolForm.HERMES, f"Well.\n\n{HERMES}\n{HERMES}\n", ["Well.", *[("look", {"at": "é</tool"})] * 2]),
     (ToolForm.HERMES, '<tool_call>{"name": "f"}', [("f", {})]),  # the answer ended instead of the tag
+    *[(ToolForm.HERMES, HERMES[:-cut], [("look", {"at": "é</tool"})]) for cut in range(1, 13)],  # or within it
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', [("f", {})]),
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", {})]),
     (ToolForm.HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>x', [("f", {"a": 1}), "x"]),
