@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
@@ -19,7 +18,7 @@ from typing import Any, TextIO, cast
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftDecision, DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
 from specdec.core.tree import TokenTree
-from specdec.core.types import StepTrace, trace_step
+from specdec.core.types import StepTrace, trace_dict, trace_step
 from specdec.errors import ConfigError
 
 Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
@@ -90,7 +89,7 @@ class TraceWriter:
         elif self._written >= self._max_bytes:
             self.close()
             self._begin(continues=True)
-        self._line(dataclasses.asdict(step))
+        self._line(trace_dict(step) | {"replay": step.replay})
 
     def resume(self, lost: int) -> None:
         """Begin a new file after ``lost`` steps that could not be written. Raises OSError."""

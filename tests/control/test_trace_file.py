@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_a_trace_round_trips(tmp_path: Path) -> None:
     header, steps = read_trace(tmp_path / "t.jsonl")
     assert header == {"probe_every": 16}
     assert list(steps) == [step(number, replay={"pending": [1]}) for number in range(3)]
+
+
+def test_steps_without_a_prediction_are_json(tmp_path: Path) -> None:
+    log = TraceLog(1, TraceWriter(tmp_path / "t.jsonl", {}))
+    plain = step(0, replay={"pending": [1]})
+    plain.predicted_verify_ms = math.nan
+    log.add(plain)
+    log.close()
+    line = (tmp_path / "t.jsonl").read_text().splitlines()[1]
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert (found["predicted_verify_ms"], found["replay"]) == (None, {"pending": [1]})
+    (back,) = read_trace(tmp_path / "t.jsonl")[1]
+    assert math.isnan(back.predicted_verify_ms)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 150])
