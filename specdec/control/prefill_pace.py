@@ -137,7 +137,7 @@ class PrefillPace:
     def _prompt_ms(self, plain_rows: int, rows: int, context: float) -> float:
         """Milliseconds that ``rows`` prompt rows, attending to ``context`` tokens, add to a forward of ``plain_rows``.
 
-        They share its reading of weights.
+        They share its reading of weights. Not below 0, as measured times of padded forwards may fall with the context.
         """
         ms = self._costs.ms
-        return ms(plain_rows + rows) - ms(plain_rows) + ms(rows, context) - ms(rows)
+        return max(0.0, ms(plain_rows + rows) - ms(plain_rows) + ms(rows, context) - ms(rows))

@@ -157,3 +157,13 @@ def test_bug_a_guess_ignores_a_first_forward_that_warmed_up() -> None:
         teach(pace, real, 4, pace.rows(load(target_ms=40.0), 1, 0, MOST), 0.0, 1)
     rows = pace.rows(load(target_ms=40.0), 1, 0, MOST)
     assert forward_ms(real, 4, rows, 0.0) == pytest.approx(40.0, rel=0.12)
+
+
+def test_bug_a_padded_forward_measured_faster_over_a_longer_context_is_learned_from() -> None:
+    costs = CostTable([1, 8, 64], [64, 1024], [[10.0, 10.0, 20.0], [9.5, 9.5, 19.0]], sizes=(8, 64))
+    pace = PrefillPace(costs)
+    for _ in range(300):
+        pace.observe(StepTimes(1, 1, 0, 64, 0, 64, forward_ms=1.0))  # much faster than measured
+        pace.observe(StepTimes(1, 60, 0, 64, 64, 64, forward_ms=100.0))
+        pace.observe(StepTimes(1, 8, 0, 1024, 1024, 1024, forward_ms=1.0))
+    assert pace.rows(load(), 1, 1024, MOST) > 0
