@@ -242,8 +242,6 @@ class Engine:
             free_pages=self._kv.n_free,
             total_pages=self._kv.n_total,
             tokens_per_second=self._throughput.per_second(self._parts.clock()),
-            prefix_hit_tokens=self._throughput.hit_tokens,
-            prompt_tokens=self._throughput.prompt_tokens,
             prompt_ms=self._pace.alone_ms(),
         )
         if (disk := self._parts.disk) is not None:
@@ -376,7 +374,8 @@ class Engine:
     def _start(self, sequence: Sequence) -> None:
         digest = self._kv.key_of(sequence, sequence.n_prompt).hex()
         if self._requests.start(sequence, self._info.numeric_fingerprint, digest):
-            self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
+            self._totals.prompt_tokens += sequence.n_prompt
+            self._totals.prefix_hit_tokens += sequence.cached_tokens
 
     def _fail_sequence(self, sequence: Sequence, error: Exception, stage: str) -> None:
         """End only this sequence's request: one of its stages raised ``error``."""

@@ -1,4 +1,4 @@
-"""Counters of an engine: token rate, prefix hits, and sums over its steps."""
+"""Counters of an engine: token rate, and sums over its steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ HALF_LIFE_S = 5.0  # of the token rate: smooth over bursts of accepted drafts, a
 
 
 class Throughput:
-    """Exponentially decayed token rate; ``hit_tokens`` of ``prompt_tokens`` came from the prefix cache."""
+    """Exponentially decayed token rate."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.hit_tokens = 0
         self._mass = 0.0
         self._at: float | None = None
 
@@ -23,11 +21,6 @@ class Throughput:
         """Count ``tokens`` emitted at ``now`` (monotonic seconds)."""
         self._decay(now)
         self._mass += tokens
-
-    def prompt(self, tokens: int, cached: int) -> None:
-        """Count a prompt, ``cached`` tokens of which came from the cache."""
-        self.prompt_tokens += tokens
-        self.hit_tokens += cached
 
     def per_second(self, now: float) -> float:
         """The decayed rate, the mass over the integral of the decay (half-life / ln 2)."""
