@@ -134,7 +134,7 @@ class Controller:
         pending = [self._pending(name, one, token_ms) for one in step.sequences]
         prefill_ms = [costs.prefill_ms(tokens) for tokens in pending]
         levels = costs.levels(eligible.count(True))
-        draft_prices = DraftPrices(token_ms, prices.row_ms, levels, costs.prefill_ms(round(costs.first_prefill)))
+        draft_prices = DraftPrices(token_ms, prices.row_ms, levels)
         decisions = choose_sequences(known.yields[name], step.sequences, eligible, covered, prefill_ms, draft_prices)
         prefill = split_prefill(decisions, pending, self._prefill_limit(costs, decisions, step), known.params)
         floors = _node_floors(known, step, decisions)

@@ -72,8 +72,6 @@ class SequenceHistory:
     """Per drafter."""
     rates: dict[str, Ratio] = field(default_factory=dict)
     """Per lookup drafter, accepted nodes over expected ones."""
-    drafted_by: set[str] = field(default_factory=set)
-    """Model-based drafters that have computed its prompt."""
 
 
 class DraftDecision(StrEnum):

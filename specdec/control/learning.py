@@ -11,7 +11,6 @@ from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.drafters import DraftCosts, DrafterYield
 from specdec.control.estimates.learned import Learned
 from specdec.control.inputs import (
-    IDLE,
     DraftDecision,
     DraftWork,
     Outcome,
@@ -194,9 +193,6 @@ class Estimates:
         trials: list[tuple[int, bool]] = []
         yields = self.yields.get(name)
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
-            if yields is not None and name not in one.history.drafted_by and work.decisions[i] not in IDLE:
-                one.history.drafted_by.add(name)
-                self.costs[name].observe_first_prefill(work.pending[i])
             if tree is None:
                 continue
             seen = len(trials)

@@ -231,19 +231,6 @@ def test_the_time_of_a_text_without_its_start_is_not_taken_for_that_of_the_whole
     assert controller.estimates.costs["m"].prefill_ms(61) == pytest.approx(6.0, rel=0.02)
 
 
-def test_the_prefill_of_future_sequences_is_estimated_from_earlier_ones() -> None:
-    """Sequences of which 60 tokens are read, and in later steps little more, and one that is read in pieces."""
-    controller = make_controller()
-    for key, decision in enumerate(["on", "probe", "read"]):
-        one = make_one(key)
-        for pending in (60, 3, 3):
-            one.pending_prefill = {"m": (600, pending)}
-            run_step(controller, [one], [TokenTree(0)], [[1]], decision=decision)
-    assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
-    run_step(controller, [make_one(9)], [TokenTree(0)], [[1]], decision="off")
-    assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
-
-
 def test_constants_are_recorded() -> None:
     made = make_controller()
     other = dataclasses.replace(PARAMS, model_prior=(0.0, 3.0, 3.0), first_token_delay=2.0)

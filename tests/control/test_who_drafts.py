@@ -138,14 +138,6 @@ def test_a_batch_probes_what_one_sequence_could_not_afford() -> None:
     assert choose_sequences(drafter, sequences[:1], [True], [0.0], [0.0], prices) == ["off"]
 
 
-def test_probing_for_future_requests_counts_their_prefill() -> None:
-    """These eight have been read; the next ones will not have been, and then nothing is gained by knowing."""
-    drafter, sequences = make_yield(), [make_one(i) for i in range(8)]
-    drafter.pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
-    prices = DraftPrices(10.0, 0.0, [0.0, *[72.0] * 8], prefill_ms=150.0)
-    assert choose_sequences(drafter, sequences, [True] * 8, [0.0] * 8, [0.0] * 8, prices) == ["off"] * 8
-
-
 def test_sequences_that_do_not_pay_are_excluded_from_a_batch() -> None:
     drafter, sequences = make_yield(), [make_one(i) for i in range(3)]
     for one, tokens in zip(sequences, (6.0, 0.0, 6.0), strict=True):

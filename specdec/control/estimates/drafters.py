@@ -88,7 +88,6 @@ class DraftCosts:
         self._overhead = Ratio(params.overhead_prior_ms, params.overhead_bounds, params.ratio_retention)
         # Time of long prefills over that of as many rows of levels.
         self._prefill_ratio = Ratio(params.prefill_prior_ms, params.prefill_ratio_bounds, params.ratio_retention)
-        self.first_prefill = 0.0  # mean tokens of pending prefill at a sequence's first proposal
         self.agreement = params.first_agreement if agreement is None else agreement
 
     def forward_ms(self, batch: int) -> float:
@@ -142,11 +141,6 @@ class DraftCosts:
         if levels and ordinary:
             self.level.observe(rows, 0, ms / levels)
             self._new_tokens += params.average_weight * (max(1.0, prefilled / batch) - self._new_tokens)
-
-    def observe_first_prefill(self, tokens: int) -> None:
-        """Record the pending prefill of a sequence's first proposal."""
-        weight = self._params.average_weight
-        self.first_prefill += weight * (tokens - self.first_prefill) if self.first_prefill else tokens
 
     def observe_agreement(self, held: int, levels: int) -> None:
         """Record that a tree held the target's choice in ``held`` of ``levels`` levels."""

@@ -21,8 +21,6 @@ class DraftPrices:
     """Verifying one node."""
     levels: Sequence[float]
     """A level by the number of sequences that share it, from 0."""
-    prefill_ms: float = 0.0
-    """The draft prefill of a later sequence before its first proposal."""
 
 
 @dataclass(slots=True)
@@ -168,7 +166,7 @@ def _trial_pays(
         found.gross_ms - found.levels * shared,
         prices.token_ms * _posterior_move(found.tokens, found.steps, params.trial_steps),
     )
-    future = _future_gain(params, pool, found, shared, params.trial_steps, params.future_tokens, prices)
+    future = _future_gain(pool, found, shared, params.trial_steps, params.future_tokens, prices)
     if own + future > params.trial_steps * loss + found.prefill_ms:
         return True
     # Texts may have changed: each idle step loses a share of the drafter's average gain.
@@ -185,21 +183,18 @@ def _joint_trial_pays(
     params, n = drafter.params, len(found)
     loss = max(0.0, sum([one.levels * shared - one.gross_ms for one in found]))
     tokens = params.future_tokens + n * params.min_tokens_ahead
-    gain = _future_gain(params, pool, found[0], shared, n * params.trial_steps, tokens, prices)
+    gain = _future_gain(pool, found[0], shared, n * params.trial_steps, tokens, prices)
     return gain > params.trial_steps * loss + sum([one.prefill_ms for one in found])
 
 
 def _future_gain(
-    params: ControlParams, pool: DraftRecord, found: _Estimate, shared: float, trial: float, tokens: float,
-    prices: DraftPrices,
-) -> float:  # fmt: skip
+    pool: DraftRecord, found: _Estimate, shared: float, trial: float, tokens: float, prices: DraftPrices
+) -> float:
     """Milliseconds that ``trial`` more observed steps are expected to gain on ``tokens`` future tokens."""
     mean = pool.tokens / pool.steps
     net_ms = mean * prices.token_ms - (pool.rows * prices.row_ms + pool.levels * shared) / pool.steps
     deviation = prices.token_ms * _posterior_move(mean, pool.steps, trial)
-    # The draft prefill of these sequences does not serve later requests.
-    ahead = max(found.ahead, params.min_tokens_ahead / (1.0 + mean))
-    net_ms -= max(found.prefill_ms / found.ahead, prices.prefill_ms / ahead)
+    net_ms -= found.prefill_ms / found.ahead  # later requests pay for theirs
     return tokens / (1.0 + mean) * (_expected_improvement(net_ms, deviation) - max(0.0, net_ms))
 
 
