@@ -209,7 +209,7 @@ class PageFiles:
     def _make_room(self) -> list[bytes]:
         """Remove the oldest segments until the bound is kept; returns the lost keys."""
         lost: list[bytes] = []
-        while self._n_bytes > self._max_bytes and (self._others or len(self._segments) > 1):
+        while self._n_bytes > self._max_bytes and (self._others or self._segments):
             if self._others:
                 path, n_bytes = self._others.pop(0)
                 self._n_bytes -= n_bytes

@@ -142,6 +142,19 @@ def test_another_model_finds_nothing_and_the_oldest_segments_make_room(folder: P
     assert lost == [page(number).key for number in range(100, 300 - len(kept))]
 
 
+def test_a_lower_bound_is_kept_from_the_start(folder: Path) -> None:
+    files = opened(folder, room=64 * ROOM)
+    for number in range(200):
+        write(files, page(number))
+    assert files.n_bytes > ROOM
+    files.close()
+    files = opened(folder)
+    assert files.n_bytes == sum(path.stat().st_size for path in folder.rglob("*.pages")) <= ROOM
+    write(files, page(1))
+    assert readable(files, page(1))
+    files.close()
+
+
 def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
     """`kv_disk_folder` may be any folder, such as the user's own."""
     document, notes = folder / "Documents" / "thesis.pages", folder / OTHER / "notes.pages"
