@@ -1,4 +1,4 @@
-"""Runs all GPU benchmarks, and judges their figures by the aims: ``python -m bench.kernels.kernel_bench``."""
+"""Runs all GPU benchmarks: ``python -m bench.kernels.kernel_bench``."""
 
 from __future__ import annotations
 
@@ -7,177 +7,20 @@ import gc
 import json
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.kernels.attention import CASES, COMPARED, AttentionCase, attention_figures, rival_figures
+from bench.kernels.attention import CASES, COMPARED, attention_figures, rival_figures
 from bench.kernels.step import StepFigures
 from bench.kernels.timer import KernelTimer, device_facts, peak_bandwidth
 from specdec.config import DeviceDtype, EngineConfig, KvDtype, SpeculationConfig
 from specdec.engine.build import assemble
 from specdec.engine.build_device import DevicePlatform
 from verify_kernels.backend_selection import load_kernels
-
-ReadFigures = Callable[[Mapping[str, Any]], Iterator[tuple[float, str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A bound on one measure of a report."""
-
-    measure: str
-    part: str  # prefix of the cases that the measure needs
-    bound: float
-    figures: ReadFigures  # report -> (figure, case)
-    least: bool = False  # whether ``bound`` is a lower bound
-    skipped: str = ""  # field of the part's figures with the reason for a missing one
-
-    def judged(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """The entry of `aims`, for the worst figure."""
-        found = list(self.figures(report))
-        line = {"measure": self.measure, "aim": f"{'>=' if self.least else '<='} {self.bound:g}"}
-        if not found:
-            return {**line, "figure": None, "met": None, "note": f"not measured: {self._why_not(report)}"}
-        figure, case = min(found) if self.least else max(found)
-        met = figure >= self.bound if self.least else figure <= self.bound
-        target = {step["target"] for step in report.get("steps", [])} if self.part.startswith("steps") else set()
-        return {**line, "figure": round(figure, 4), "met": met, "note": ", ".join([case, *sorted(target)])}
-
-    def _why_not(self, report: Mapping[str, Any]) -> str:
-        figures = report.get(self.part.split()[0], [])
-        reasons = [line[self.skipped] for line in figures if line.get(self.skipped)]
-        reasons += [f"{error['case']}: {error['message']}" for error in report["errors"] if self._rests(error["case"])]
-        return reasons[0] if reasons else "the benchmarks did not reach it, or have no such case"
-
-    def _rests(self, case: str) -> bool:
-        return case.startswith(self.part) or self.part.startswith(case)
-
-
-Report = Mapping[str, Any]
-Found = Iterator[tuple[float, str]]
-STEP = "steps auto auto"  # case name of the 16-bit step
-MANY = 1 << 20  # token-heads: batch x KV heads x context
-MOST_ROWS, VERIFIED = 64, 32
-
-
-def aims(report: Report) -> list[dict[str, Any]]:
-    """Judge each aim: ``measure``, ``aim``, ``figure`` (the worst one, or None), ``met``, and ``note`` (the figure's
-    case, or why there is no figure)."""
-    return [aim.judged(report) for aim in AIMS]
-
-
-def _many_heads(report: Report) -> Found:
-    for case, figures in _cases(report):
-        keys = min(case.context, case.window) if case.window else case.context
-        if case.batch * case.kv_heads * keys >= MANY:
-            yield figures["bandwidth_share"], case.name
-
-
-def _long_context(report: Report) -> Found:
-    for case, figures in _cases(report):
-        if case == AttentionCase(1, 32768, 16):
-            yield figures["bandwidth_share"], case.name
-
-
-def _nodes_over_row(report: Report) -> Found:
-    times = {case: figures["us"] for case, figures in _cases(report)}
-    for case, took in times.items():
-        alone = replace(case, nodes=1)
-        if case.nodes == 16 and alone in times:
-            yield took / times[alone], case.name
-
-
-def _cases(report: Report) -> Iterator[tuple[AttentionCase, Mapping[str, Any]]]:
-    by_name = {case.name: case for case in CASES}
-    for figures in report.get("attention", []):
-        if figures["name"] in by_name:
-            yield by_name[figures["name"]], figures
-
-
-def _over(rival: str, report: Report) -> Found:
-    for figures in report.get("rivals", []):
-        if f"{rival}_over_ours" in figures:
-            yield figures[f"{rival}_over_ours"], figures["name"]
-
-
-def _step(report: Report, part: str) -> Any:
-    """A part of the 16-bit step, for which the aims are stated; empty if it was not measured."""
-    for step in report.get("steps", []):
-        if (step["device_dtype"], step["kv_dtype"]) == ("auto", "auto"):
-            return step[part] or {}
-    return {}
-
-
-def _rows_over_one(report: Report) -> Found:
-    for line in _step(report, "forwards"):
-        if line["rows"] == VERIFIED:
-            yield line["over_one_row"], f"{VERIFIED} rows"
-
-
-def _step_bandwidth(report: Report) -> Found:
-    for line in _step(report, "forwards"):
-        if line["rows"] <= VERIFIED:
-            yield line["bandwidth_share"], f"{line['rows']} rows"
-
-
-def _over_fastest(report: Report) -> Found:
-    for line in _step(report, "forwards"):
-        if line["rows"] <= MOST_ROWS and "over_fastest" in line:
-            yield (
-                line["over_fastest"],
-                f"{line['rows']} rows; fastest: the library's linear layers where they are faster",
-            )
-
-
-def _prefill(report: Report) -> Found:
-    prefill = _step(report, "prefill")
-    if prefill:
-        yield prefill["share_of_products"], f"{prefill['rows']} rows"
-
-
-def _host_gap(report: Report) -> Found:
-    for mode in ("off", "on"):
-        if mode in _step(report, "engine"):
-            yield _step(report, "engine")[mode]["host_gap_between_steps"], f"speculation {mode}"
-
-
-def _tail(report: Report) -> Found:
-    tail = _step(report, "tail")
-    for name in ("greedy", "sampled"):
-        if tail.get(f"{name}_moves"):  # without moves the figure is not comparable
-            yield tail[f"{name}_us"], f"{name}, {tail['entries']} trees of {tail['nodes']} nodes"
-
-
-def _speed_up(report: Report) -> Found:
-    engine = _step(report, "engine")
-    if "speed_up" in engine:
-        yield engine["speed_up"], ", ".join(engine["drafters"])
-
-
-AIMS = (
-    Aim("tree_attention, batch x kv_heads x context >= 1M token-heads: share of HBM bandwidth by the bytes-moved bound",
-        "attention", 0.80, _many_heads, least=True),
-    Aim("batch 1, context 32k, 16 nodes, 8 kv heads, head_dim 128: share of HBM bandwidth", "attention", 0.60,
-        _long_context, least=True),
-    Aim("16-node tree against the same kernel with 1 row", "attention", 1.10, _nodes_over_row),
-    Aim("FlashInfer's custom-mask prefill on the same trees, over ours", "rivals", 1.5,
-        partial(_over, "flashinfer"), least=True, skipped="flashinfer_skipped"),
-    Aim("verify of 32 rows, 8B shape, batch 1, 4k context, against 1 row", STEP + " forwards", 1.08, _rows_over_one),
-    Aim("one verify step, 8B shape, batch 1: weight and KV bytes over HBM bandwidth", STEP + " forwards", 0.80,
-        _step_bandwidth, least=True),
-    Aim("prefill, 8B shape: operations per second over the library's in a large product of 16 bits",
-        STEP + " prefill", 0.60, _prefill, least=True),
-    Aim("host gap between steps", STEP + " engine", 0.03, _host_gap),
-    Aim("accept + sampling + KV move, microseconds per step at batch 8", STEP + " tail", 60.0, _tail),
-    Aim("bitwise mode against the fastest mode, step time at <= 64 rows", STEP + " forwards", 1.10, _over_fastest),
-    Aim("speed-up with oracle:0.8 at batch 1, 8B shape", STEP + " engine", 3.0, _speed_up, least=True),
-)  # fmt: skip
-
 
 Say = Callable[[str], None]
 Figures = list[dict[str, Any]]
@@ -200,7 +43,6 @@ class KernelBench:
         self._timer = KernelTimer(device)
         self._peak, _ = peak_bandwidth(device)
         self.report: dict[str, Any] = {"facts": device_facts(device), "errors": []}
-        self.report["aims"] = aims(self.report)
 
     def run(self, parts: Collection[str] = PARTS) -> dict[str, Any]:
         """Run ``parts`` and return the report, as JSON types."""
@@ -219,7 +61,6 @@ class KernelBench:
         for item in items:
             found = self._tried(" ".join((name, *_words(item))), partial(figures, item)) or []
             listed += found
-            self.report["aims"] = aims(self.report)
             for line in found:
                 self._say(f"{name}: {line}")
 
@@ -287,8 +128,6 @@ def main() -> int:
     bench = KernelBench(torch.device("cuda", 0), options.target, say)
     bench.run(options.only)
     save()
-    for line in bench.report["aims"]:
-        print(f"{line['measure']}: {line['figure']} (aim {line['aim']}), {line['note']}", flush=True)
     return 1 if bench.report["errors"] else 0
 
 

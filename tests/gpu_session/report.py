@@ -7,7 +7,7 @@ from typing import Any
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Facts, the status of every task, the smallest shape on which each failing kernel fails, aims and figures."""
+    """Facts, the status of every task, the smallest shape on which each failing kernel fails, and figures."""
     tasks: Mapping[str, Any] = report["tasks"]
     counts = {status: sum(task["status"] == status for task in tasks.values()) for status in _STATUSES}
     lines = ["# GPU report", "", *(f"- {name}: {value}" for name, value in report["facts"].items())]
