@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import torch
 
-from tests.kernels.natives import native_backend
+from tests.kernels.natives import native_backend, need_compiler
+from tools.markdown import REPOSITORY
 from verify_kernels.backend import LinearSpec
 from verify_kernels.packed_weights import pack_linear
 
@@ -27,3 +32,28 @@ def test_many_small_jobs_of_changing_size() -> None:
         dst[:rows] = -1
         op(rows)
         assert torch.equal(dst[:rows], expected[:rows])
+
+
+NO_MORE_THREADS = """
+import resource
+from pathlib import Path
+import torch
+from tests.kernels.natives import CACHE
+from verify_kernels.cpu.library import load_library
+from verify_kernels.cpu.native_backend import NativeSampling
+torch.set_num_threads(1)
+sampling, logits = NativeSampling(load_library(CACHE)), torch.randn(40, 3000)
+expected = sampling.greedy(logits, 1)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20),) * 2)  # less than a thread's stack
+for _ in range(3):
+    assert (sampling.greedy(logits, 8) == expected).all()
+"""
+
+
+def test_threads_that_the_system_refuses_are_done_without() -> None:
+    need_compiler()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", NO_MORE_THREADS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

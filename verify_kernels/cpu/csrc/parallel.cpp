@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <sched.h>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -38,7 +39,7 @@ class Pool {
       for (int u = 0; u < units; ++u) unit(context, u);
       return;
     }
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads > most_) threads = most_;
     grow(threads - 1);
     const uint64_t last = job_.load(std::memory_order_relaxed), job = (uint32_t)(last + 1);
     const int ranges = threads < units ? threads : units;
@@ -66,10 +67,12 @@ class Pool {
  private:
   static int begin(int range, int units, int ranges) { return (int)((int64_t)units * range / ranges); }
 
+  // Where the system refuses another thread, those that there are do the work.
   void grow(int workers) {
-    while ((int)started_ < workers) {
-      const int index = ++started_;
-      std::thread([this, index] { serve(index); }).detach();
+    try {
+      for (; started_ < workers; ++started_) std::thread([this, index = started_ + 1] { serve(index); }).detach();
+    } catch (const std::system_error&) {
+      most_ = started_ + 1;
     }
   }
 
@@ -129,7 +132,7 @@ class Pool {
   std::atomic<void*> context_{nullptr};
   std::atomic<int> units_{0}, ranges_{0};
   alignas(64) std::atomic<int> done_{0};
-  int started_ = 0;
+  int started_ = 0, most_ = MAX_THREADS;
 };
 
 }  // namespace
