@@ -7,7 +7,7 @@ import re
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -86,43 +86,47 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 class SyncedText:
     r"""A text and the begins of its lines, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
-    which cannot be transmitted, becomes U+FFFD, which has the same length."""
+    which cannot be transmitted, becomes U+FFFD, which has the same length.
+
+    Begins are searched when they are needed, and forgotten behind a change: an editor that changes every line of a long
+    text in one message would otherwise wait for as many passes over all of them.
+    """
 
     def __init__(self, text: str, unit: OffsetUnit) -> None:
         self.text, self._unit = whole_characters(text), unit
-        self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+        self._starts = [0]  # of the first lines
 
-    @property
-    def n_lines(self) -> int:
-        """Number of lines; the last may be empty."""
+    def lines_to(self, line: int) -> int:
+        """The number of lines, the last of which may be empty; not counted further once it exceeds ``line``."""
+        self._search(lambda: len(self._starts) > line)
         return len(self._starts)
 
     def place(self, line: int, character: int) -> int:
         """The index of a position, clipped to the line's end, and beyond the last line to the text's end."""
-        if line >= len(self._starts):
+        known, starts = self.lines_to(line + 1), self._starts
+        if line >= known:
             return len(self.text)
-        start = self._starts[max(0, line)]
-        end = self._starts[line + 1] if line + 1 < len(self._starts) else len(self.text)
-        shown = self.text[start:end].rstrip("\r\n")
-        return start + self._unit.place_in(shown, character)
+        line = max(0, line)
+        end = starts[line + 1] if line + 1 < known else len(self.text)
+        shown = self.text[starts[line] : end].rstrip("\r\n")
+        return starts[line] + self._unit.place_in(shown, character)
 
     def position(self, place: int) -> types.Position:
         """The position of an index."""
+        self._search(lambda: self._starts[-1] > place)
         line = bisect_right(self._starts, place) - 1
         return types.Position(line, self._unit.units_of(self.text[self._starts[line] : place]))
 
     def replace(self, start: int, end: int, text: str) -> None:
-        starts = self._starts
-        # Rescan from the previous line: its \r may now be followed by \n.
-        first = max(0, bisect_right(starts, start) - 2)
-        last = bisect_right(starts, end)
-        new = whole_characters(text)
-        grown = len(new) - (end - start)
-        self.text = self.text[:start] + new + self.text[end:]
-        stop = starts[last] + grown if last < len(starts) else len(self.text)
-        begun = starts[first]
-        found = [m.end() for m in _LINE_END.finditer(self.text, begun, stop)]
-        starts[first + 1 :] = [*found, *(place + grown for place in starts[last + 1 :])]
+        # The line before is searched again: its \r may now be followed by \n.
+        del self._starts[max(1, bisect_right(self._starts, start) - 1) :]
+        self.text = self.text[:start] + whole_characters(text) + self.text[end:]
+
+    def _search(self, suffices: Callable[[], bool]) -> None:
+        """Search further begins of lines until they suffice or there are no more."""
+        ends = _LINE_END.finditer(self.text, self._starts[-1])
+        while not suffices() and (found := next(ends, None)) is not None:
+            self._starts.append(found.end())
 
 
 def whole_characters(text: str) -> str:
@@ -200,8 +204,9 @@ class OpenDocument:
         Raises:
             BeyondDocumentError: there is no such line.
         """
-        if position.line >= self._content.n_lines:
-            raise BeyondDocumentError(position.line, self._content.n_lines)
+        n_lines = self._content.lines_to(position.line)
+        if position.line >= n_lines:
+            raise BeyondDocumentError(position.line, n_lines)
         self.touched, self.used_ms = self.place(position), _now_ms()
         return self.touched
 

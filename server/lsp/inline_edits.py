@@ -45,11 +45,12 @@ class _Run:
         self.first, self.last = first, last
         return True
 
-    def edit(self, text: str) -> pb.RecentEdit | None:
-        """The edit that led to ``text``; None if it changed nothing or is too long."""
-        old, new = self.before.split("\n"), text.split("\n")
-        start, below = max(0, self.first - _CONTEXT_LINES), max(0, len(new) - 1 - self.last - _CONTEXT_LINES)
-        before, after = ("\n".join(lines[start : len(lines) - below]) + "\n" for lines in (old, new))
+    def edit(self) -> pb.RecentEdit | None:
+        """The edit that led to the document's text; None if it changed nothing or is too long."""
+        text, place = self.document.text, self.document.place
+        start = place(types.Position(max(0, self.first - _CONTEXT_LINES), 0))
+        end = place(types.Position(self.last + 1 + _CONTEXT_LINES, 0))
+        before, after = self.before[start : len(self.before) - (len(text) - end)], text[start:end]
         if before == after or len(before) + len(after) > EDIT_CHARACTERS:
             return None
         return pb.RecentEdit(path=self.document.name, before=before, after=after)
@@ -62,16 +63,16 @@ class EditHistory:
         self._edits: deque[pb.RecentEdit] = deque(maxlen=RECENT_EDITS)
         self._run: _Run | None = None
 
-    def changed(self, document: OpenDocument, before: str, change: types.TextDocumentContentChangeEvent) -> None:
-        """Record a change. before: the document's text before it."""
+    def add(self, document: OpenDocument, change: types.TextDocumentContentChangeEvent) -> None:
+        """Record a change before ``document`` gets it."""
         fresh = None
         if isinstance(change, types.TextDocumentContentChangePartial):
             if self._run is not None and self._run.extend(document, change):
                 return
             start = change.range.start.line
-            fresh = _Run(document, before, start, start + change.text.count("\n"))
+            fresh = _Run(document, document.text, start, start + change.text.count("\n"))
         # Another program replaced a text that is sent as a whole.
-        self._close(before if self._run is not None and self._run.document is document else None)
+        self._edits.extend(self._running())
         self._run = fresh
 
     @property
@@ -81,15 +82,12 @@ class EditHistory:
 
     def recent(self) -> list[pb.RecentEdit]:
         """The edits until now."""
-        last = None if self._run is None else self._run.edit(self._run.document.text)
-        return [*self._edits, *([] if last is None else [last])][-RECENT_EDITS:]
+        return [*self._edits, *self._running()][-RECENT_EDITS:]
 
-    def _close(self, text: str | None) -> None:
-        """End the run, which led to ``text``; None: to its document's text."""
-        run, self._run = self._run, None
-        edit = None if run is None else run.edit(run.document.text if text is None else text)
-        if edit is not None:
-            self._edits.append(edit)
+    def _running(self) -> list[pb.RecentEdit]:
+        """The edit that may still go on."""
+        edit = None if self._run is None else self._run.edit()
+        return [] if edit is None else [edit]
 
 
 DEBOUNCE_SHARE = 0.25  # of the expected time of an answer: typing then wastes little of the server's time
@@ -186,10 +184,9 @@ class InlineEdits:
         """Change ``document`` and record what changed."""
         recorded = not secret(document.name, self.settings)
         for change in changes:
-            before = document.text
-            document.apply([change])
             if recorded:
-                self.history.changed(document, before, change)
+                self.history.add(document, change)
+            document.apply([change])
         found = self._prediction
         if found is not None and (found.document is not document or found.text != document.text):
             self.cancel()

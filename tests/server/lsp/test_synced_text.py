@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -86,10 +87,29 @@ def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encodi
         assert document.text == text
         if random.random() < 0.5:  # type: ignore[attr-defined]
             held = bring(copy, document, held)
-        for spot in spots(text):
-            position = types.Position(spot.line, spot.units[encoding])
-            assert document.place(position) == spot.index
+            for spot in spots(text):
+                position = types.Position(spot.line, spot.units[encoding])
+                assert document.place(position) == spot.index
     bring(copy, document, held)
+
+
+def test_changes_of_every_line_take_linear_time() -> None:
+    def calls(lines: int) -> int:
+        document, count = OpenDocument("file:///a", "a", "python", "old\n" * lines, OffsetUnit.UTF16), 0
+
+        def see(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        every = [types.Range(types.Position(i, 0), types.Position(i, 3)) for i in reversed(range(lines))]
+        changes = [types.TextDocumentContentChangePartial(where, "new and longer") for where in every]
+        sys.setprofile(see)
+        document.apply(changes)
+        sys.setprofile(None)
+        assert document.text == "new and longer\n" * lines
+        return count
+
+    assert calls(400) < 3 * calls(200)
 
 
 def bring(copy: TextDocument, document: OpenDocument, held: int) -> int:
