@@ -342,7 +342,7 @@ def _window(place: EditPlace, form: NextEditForm) -> list[Piece]:
 
 
 _OWN_ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.STOP_STRING)
-_FENCE = "```"  # instruct models put code between two
+_FENCE = "```"  # instruct models put code between two, and explain it behind the second one
 NO_EDITS = "NO_EDITS"  # what Zeta writes when it changes nothing
 
 
@@ -361,7 +361,8 @@ class EditReader:
         self._at = 0  # lines of the window that are settled
         self._new: list[str] = []  # lines of the answer after those
         self._rest = ""  # the line that is being written
-        self._begun = self._unchanged = False
+        self._begun = self._fenced = False  # whether its first line was seen; whether a fence precedes that
+        self._over = False  # whether further lines are no part of the window
 
     def take(self, event: RequestEvent) -> list[TextEdit]:
         """The edits that ``event`` completes."""
@@ -380,10 +381,11 @@ class EditReader:
         return self._settle() if lines else []
 
     def end(self, *, complete: bool) -> list[TextEdit]:
-        """The remaining edits. complete: the model ended the answer itself; else what follows its last line is kept."""
+        """The remaining edits; none if nothing visible is left. complete: the model ended the answer itself; else what
+        follows its last line is kept."""
         if complete and self._rest:
             self._add(self._rest)
-        if not complete or self._unchanged or not self._begun:
+        if not (complete or self._over) or not any(map(str.strip, self._new)):
             return []
         changes = list(_changes(self._old[self._at :], self._new))
         if changes and self._at + changes[-1][1] == len(self._old):
@@ -391,19 +393,24 @@ class EditReader:
         return self._edits(changes)
 
     def _add(self, line: str) -> None:
-        if line.startswith(_FENCE) and not self._has_fences:
+        if self._over:
+            return
+        if line.startswith(_FENCE) and not self._has_fences and (self._fenced or not self._begun):
+            self._over, self._fenced = self._fenced, True
             return
         if not self._begun:
-            self._begun = True
-            line = line.removeprefix(self._form.answer_head.removesuffix("\n"))
-            self._unchanged = line.strip() == NO_EDITS
-            if not line and self._form.answer_head.endswith("\n"):
+            self._begun, head = True, self._form.answer_head
+            if line + "\n" == head:
+                return
+            line = line.removeprefix(head.removesuffix("\n"))
+            self._over = line.strip() == NO_EDITS
+            if self._over:
                 return
         self._new.append(line.replace(self._cursor, "") if self._cursor else line)
 
     def _settle(self) -> list[TextEdit]:
         """The edits before the last unchanged lines so far; these and the lines before them are settled."""
-        if self._unchanged or len(self._new) > MOST_LINES:
+        if len(self._new) > MOST_LINES:
             return []
         old, done = self._old[self._at :], (0, 0)
         changes: list[tuple[int, int, int, int]] = []

@@ -176,12 +176,31 @@ def test_an_edit_is_complete_before_the_answer_is() -> None:
         FILE.replace("area", "f", 1),
         f"```py\n{FILE}```",
         FILE + "\n" + FILE[:20],
+        "\n",
+        "```py\n```\nNothing follows.\n",
     ],
-    ids=["unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "fenced", "goes on"],
-)
+    ids=[
+        "unchanged", "no last line break", "nothing", "NO_EDITS", "takes the last edit back", "fenced", "goes on",
+        "blank", "fenced nothing",
+    ],
+)  # fmt: skip
 def test_an_answer_may_contain_no_edit(answer: str) -> None:
     complete = not answer.endswith("\n" + FILE[:20])
     assert edits_of(answer, complete=complete) == []
+
+
+def test_a_fenced_answer_ends_at_its_second_fence() -> None:
+    answer = f"```py\n{FILE.replace('True', 'False')}```\nI changed the last line"
+    for complete in (True, False):
+        assert applied(FILE, edits_of(answer, complete=complete)) == FILE.replace("True", "False")
+    fenced = FILE.replace("end = True", "```sh\nend\n```")
+    assert applied(FILE, edits_of(fenced)) == fenced
+
+
+def test_a_window_may_begin_with_a_blank_line() -> None:
+    text, changed = "\n" + FILE, "\n" + FILE.replace("True", "False")
+    for head in ("", "<|editable_region_start|>\n"):
+        assert applied(text, edits_of(head + changed, EditPlace("a.py", text, 0), model="zeta")) == changed
 
 
 def test_lines_after_the_window_are_not_repeated_into_it() -> None:
@@ -262,7 +281,7 @@ def test_applying_the_edits_turns_the_file_into_the_answer(
     window = [place.lines[i] for i in place.window]
     edits = edits_of("".join(line + "\n" for line in new), place)
     rest = place.lines[place.window.stop :]
-    repeated = [i for i in range(len(new)) if new[i:] == rest[: len(new) - i]]
+    repeated = [i for i in range(len(new)) if new[i:] == rest[: len(new) - i] or not any(new[i:])]
     possible = [[*new[:i], *window[j:], *rest] for i in (len(new), *repeated) for j in range(len(window) + 1)]
     assert applied(text, edits).split(end) in possible
     assert edits == [] or new != window
