@@ -3,7 +3,7 @@ import { readEvents } from "./sse";
 import type { Chunk, WireError } from "./wire";
 
 export class ApiError extends Error {
-  /** `status` 0: no answer. `field`: the invalid field of the body. */
+  /** `status` 0: no answer; -1: a part of one. `field`: the invalid field of the body. */
   constructor(
     readonly status: number,
     message: string,
@@ -52,7 +52,7 @@ export async function* stream(path: string, body: object, key: string, signal: A
     }
   } catch (error) {
     if (error instanceof ApiError || signal.aborted) throw error;
-    throw new ApiError(0, "The connection closed before the answer was complete.");
+    throw new ApiError(-1, "The connection closed before the answer was complete.");
   }
-  throw new ApiError(0, "The answer is incomplete.");
+  throw new ApiError(-1, "The answer is incomplete.");
 }

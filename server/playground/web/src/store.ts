@@ -160,7 +160,7 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
   const message = error instanceof Error ? error.message : String(error);
   notice.value = { message, field: error instanceof ApiError ? error.field : "", lost: status === 0 };
   if (status === 401) connection.value = "key";
-  if (status === 0) void look();
+  if (status <= 0) void look();
 }
 
 /** Query the server's state and model. */

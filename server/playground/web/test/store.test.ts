@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { change, choose, compare, connection, info, look, reportOf } from "../src/store";
+import { change, choose, compare, connection, generate, info, look, notice, reportOf } from "../src/store";
 import type { Info } from "../src/wire";
 
 test("both runs of a comparison send one request, whatever changes meanwhile", async () => {
@@ -19,6 +19,18 @@ test("both runs of a comparison send one request, whatever changes meanwhile", a
   assert.deepEqual(sent.map(({ speculation }) => speculation.mode), ["off", "auto"]);
   assert.deepEqual(auto, off);
   assert.equal(off!.messages[0].content, "first");
+});
+
+test("the cause of a failure stays in sight while the server answers", async () => {
+  Object.assign(globalThis, {
+    requestAnimationFrame: (draw: () => void) => draw(),
+    fetch: async (_path: string, init: RequestInit) => (init.method ? new Response("") : Response.json([])),
+  });
+  change({ messages: [{ role: "user", content: "first" }] });
+  await generate();
+  await look();
+  assert.equal(notice.value?.message, "The answer is incomplete.");
+  notice.value = info.value = null;
 });
 
 test("the report of an experiment is that of the chosen model", () => {
