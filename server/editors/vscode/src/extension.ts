@@ -1,75 +1,52 @@
 // Runs `specdec lsp` and provides its suggestions to VS Code.
 import * as vscode from "vscode";
-import { LanguageClient, State } from "vscode-languageclient/node";
-import type { DynamicFeature, InitializeParams, StaticFeature } from "vscode-languageclient";
-import type { Edit, Link, Suggested } from "./link.js";
+import { LanguageClient, RevealOutputChannelOn, State } from "vscode-languageclient/node";
+import type { Edit, Link } from "./link.js";
 import { NextEdits } from "./next_edits.js";
-import { Provider } from "./provider.js";
 import { SECTION, STARTING, options, start } from "./settings.js";
 import { type Status, StatusBar } from "./status_bar.js";
+import { Suggestions } from "./suggestions.js";
 
-const COMPLETE = "textDocument/inlineCompletion";
 const PREDICT = "textDocument/copilotInlineEdit";
 const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode-remote" }];
 
-// Without the client's own provider: `Provider` also reports outcomes.
-class Client extends LanguageClient {
-  // The server offers suggestions in the menu to editors without this capability.
-  protected override fillInitializeParams(params: InitializeParams): void {
-    super.fillInitializeParams(params);
-    params.capabilities.textDocument = { ...params.capabilities.textDocument, inlineCompletion: {} };
-  }
-
-  override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
-    const method = "registrationType" in feature ? feature.registrationType.method : "";
-    if (method !== COMPLETE) {
-      super.registerFeature(feature);
-    }
-  }
-}
-
 const START_MS = 10_000; // milliseconds that a server gets to start before it may be killed
 
-let client: Client | undefined;
+let client: LanguageClient | undefined;
 let changes: Promise<void> = Promise.resolve(); // the last of the client's starts and stops
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
   const bar = new StatusBar();
   const link: Link = {
-    complete: async (params, token) =>
-      client?.isRunning() ? client.sendRequest<Suggested[]>(COMPLETE, params, token) : null,
     predict: async (params, token) =>
       client?.isRunning() ? client.sendRequest<{ edits: Edit[] }>(PREDICT, params, token) : null,
     notify: (method, params) => void client?.sendNotification(method, params).catch(() => undefined),
   };
   const edits = new NextEdits(link);
-  const provider = new Provider(link, (document, position) => edits.insertionAt(document, position));
+  const suggestions = new Suggestions(link, (document, position) => edits.insertionAt(document, position));
+  const restart = () =>
+    queue(async () => {
+      await stop();
+      begin(bar, suggestions);
+    });
   context.subscriptions.push(
     bar,
     edits,
-    vscode.languages.registerInlineCompletionItemProvider(DOCUMENTS, provider),
-    vscode.commands.registerCommand("specdec.restart", () => restart(bar)),
+    vscode.commands.registerCommand("specdec.restart", restart),
     vscode.commands.registerCommand("specdec.toggle", toggle),
     vscode.workspace.onDidChangeConfiguration(async (change) => {
       if (STARTING.some((name) => change.affectsConfiguration(name))) {
-        await restart(bar);
+        await restart();
       } else if (change.affectsConfiguration(SECTION)) {
         link.notify("workspace/didChangeConfiguration", { settings: { [SECTION]: options() } });
       }
     }),
   );
-  await restart(bar);
+  await restart();
 }
 
 export function deactivate(): Promise<void> {
   return queue(stop);
-}
-
-function restart(bar: StatusBar): Promise<void> {
-  return queue(async () => {
-    await stop();
-    begin(bar);
-  });
 }
 
 // One change at a time, so that each finds the client of the one before.
@@ -89,11 +66,15 @@ async function stop(): Promise<void> {
   await former?.dispose().catch(() => undefined);
 }
 
-function begin(bar: StatusBar): void {
+function begin(bar: StatusBar, suggestions: Suggestions): void {
   bar.show({ state: "connecting", message: "", model: "", nextEdits: "" });
   const server = start();
   // A function: the client starts a crashed process again, with the settings of that moment.
-  const fresh = new Client("specdec", "specdec", server, { documentSelector: DOCUMENTS, initializationOptions: options });
+  const fresh = new LanguageClient("specdec", "specdec", server, {
+    documentSelector: DOCUMENTS, initializationOptions: options,
+    middleware: { provideInlineCompletionItems: suggestions.at },
+    revealOutputChannelOn: RevealOutputChannelOn.Never, // a request that fails is no message to the user, at every key
+  });
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
   client = fresh;
   fresh.start().catch((error) => {

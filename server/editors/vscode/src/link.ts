@@ -1,15 +1,8 @@
 // The extension's interface to its language server.
-import type { CancellationToken } from "vscode";
+import * as vscode from "vscode";
 import type { Command, InlineCompletionParams, Range, VersionedTextDocumentIdentifier } from "vscode-languageclient";
 
 export type PredictParams = InlineCompletionParams & { textDocument: VersionedTextDocumentIdentifier };
-
-/** A text suggested for a place. */
-export interface Suggested {
-  insertText: string;
-  range: Range;
-  command: Command;
-}
 
 /** A predicted change of a document. */
 export interface Edit {
@@ -19,7 +12,14 @@ export interface Edit {
 }
 
 export interface Link {
-  complete(params: InlineCompletionParams, token: CancellationToken): Promise<Suggested[] | null>;
-  predict(params: PredictParams, token: CancellationToken): Promise<{ edits: Edit[] } | null>;
+  predict(params: PredictParams, token: vscode.CancellationToken): Promise<{ edits: Edit[] } | null>;
   notify(method: string, params: object): void;
+}
+
+// Outcomes of suggestions and predicted edits, which their commands identify.
+export const SHOWN = "textDocument/didShowCompletion";
+export const DISMISSED = "textDocument/didDismissCompletion";
+
+export function rangeOf({ start, end }: Range): vscode.Range {
+  return new vscode.Range(start.line, start.character, end.line, end.character);
 }

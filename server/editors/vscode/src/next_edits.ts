@@ -1,6 +1,6 @@
 // Predicted edits: shown as ghost text or as a small diff, jumped to and taken with one key.
 import * as vscode from "vscode";
-import type { Edit, Link } from "./link.js";
+import { type Edit, type Link, rangeOf } from "./link.js";
 
 const SHOWN = "specdec.editShown"; // the condition of the keybindings
 const SETTLE_MS = 20; // one key changes the text and moves the cursor; the language server waits for the next key
@@ -93,8 +93,7 @@ export class NextEdits implements vscode.Disposable {
   }
 
   private show(editor: vscode.TextEditor, edit: Edit): void {
-    const { start, end } = edit.range;
-    const range = new vscode.Range(start.line, start.character, end.line, end.character);
+    const range = rangeOf(edit.range);
     if (range.isEmpty && range.start.isEqual(editor.selection.active)) {
       this.insertion = { editor, edit, range, version: editor.document.version };
       void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");

@@ -1,5 +1,6 @@
 // VS Code's language client, as far as the extension starts and stops it; no server runs.
 export const State = { Stopped: 1, Running: 2, Starting: 3 };
+export const RevealOutputChannelOn = { Never: 4 };
 export const clients: LanguageClient[] = [];
 
 export class LanguageClient {

@@ -41,7 +41,6 @@ export class ThemeColor {
   constructor(readonly id: string) {}
 }
 
-export const InlineCompletionTriggerKind = { Invoke: 0, Automatic: 1 };
 export const StatusBarAlignment = { Left: 1, Right: 2 };
 
 export class Document {
@@ -77,8 +76,6 @@ export const commands = {
   run: (name: string) => ran[name]?.(),
   executeCommand: async () => undefined,
 };
-
-export const languages = { registerInlineCompletionItemProvider: () => nothing };
 
 export const workspace = {
   onDidChangeConfiguration: () => nothing,

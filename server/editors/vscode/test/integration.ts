@@ -1,13 +1,13 @@
-// Drives a real `specdec lsp` with the extension's provider, over VS Code's own JSON-RPC:
+// Drives a real `specdec lsp` with the extension's suggestions, over VS Code's own JSON-RPC:
 //   node integration.js TEXT_FILE LINE CHARACTER COMMAND...
 // Prints what it was suggested before and after typing, and the states it was told, as one line of JSON.
 import { spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { StreamMessageReader, StreamMessageWriter, createProtocolConnection } from "vscode-languageserver-protocol/node";
-import type { Link, Suggested } from "../src/link.js";
-import { Provider } from "../src/provider.js";
+import type { Edit } from "../src/link.js";
 import type { Status } from "../src/status_bar.js";
-import { Document, Position } from "./fake_vscode.js";
+import { Suggestions } from "../src/suggestions.js";
+import { Document, InlineCompletionItem, Position } from "./fake_vscode.js";
 
 const [file = "", line = "", character = "", command = "", ...args] = process.argv.slice(2);
 const URI = "file:///project/a.py";
@@ -35,18 +35,25 @@ async function main(): Promise<void> {
   await connection.sendNotification("initialized", {});
   await ready;
 
-  const link: Link = {
+  const suggestions = new Suggestions({
     predict: async () => null,
-    complete: (params, token) => connection.sendRequest<Suggested[]>("textDocument/inlineCompletion", params, token),
     notify: (method, params) => void connection.sendNotification(method, params),
+  });
+  // As the language client does it
+  const next = async (_document: unknown, position: Position, { triggerKind }: { triggerKind: number }) => {
+    const params = { textDocument: { uri: URI }, position, context: { triggerKind: triggerKind === 0 ? 1 : 2 } };
+    const found = await connection.sendRequest<(Edit & { insertText: string })[]>("textDocument/inlineCompletion", params);
+    return found.map(({ insertText, command }) => new InlineCompletionItem(insertText, undefined, command));
   };
-  const provider = new Provider(link);
+  const ask = async (position: Position) =>
+    suggestions.at(document as never, position as never, { triggerKind: 1 } as never, {} as never, next as never) as
+      Promise<InlineCompletionItem[]>;
   const document = new Document(URI, readFileSync(file, "utf8"));
   const at = new Position(Number(line), Number(character));
   await connection.sendNotification("textDocument/didOpen", {
     textDocument: { uri: URI, languageId: "python", version: 1, text: document.text },
   });
-  const first = await ask(provider, document, at);
+  const first = await ask(at);
 
   const place = document.offsetAt(at);
   document.text = document.text.slice(0, place) + TYPED + document.text.slice(place);
@@ -54,22 +61,15 @@ async function main(): Promise<void> {
     textDocument: { uri: URI, version: 2 },
     contentChanges: [{ range: { start: at, end: at }, text: TYPED }],
   });
-  const second = await ask(provider, document, new Position(at.line, at.character + TYPED.length));
+  const second = await ask(new Position(at.line, at.character + TYPED.length));
   for (const { command: accept } of second) {
-    await connection.sendRequest("workspace/executeCommand", accept);
+    await connection.sendRequest("workspace/executeCommand", accept as object);
   }
 
   await connection.sendRequest("shutdown");
   await connection.sendNotification("exit");
   const texts = [first, second].map((items) => items.map((item) => item.insertText));
   process.stdout.write(JSON.stringify({ capabilities, states, texts, code: await exited }));
-}
-
-function ask(provider: Provider, document: Document, position: Position) {
-  const token = { isCancellationRequested: false, onCancellationRequested: () => ({ dispose: () => undefined }) };
-  return provider.provideInlineCompletionItems(
-    document as never, position as never, { triggerKind: 1 } as never, token as never,
-  );
 }
 
 void main();

@@ -8,7 +8,6 @@ test("a dismissal holds for one version of one document", async ({ mock }) => {
   const asked: string[] = [];
   const edit = { text: "b", range: new Range(0, 0, 0, 1), command: { title: "", command: "taken" } };
   new NextEdits({
-    complete: async () => null,
     predict: async ({ textDocument }) => {
       asked.push(`${textDocument.uri} ${textDocument.version}`);
       return { edits: [edit] };
