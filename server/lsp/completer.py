@@ -302,6 +302,11 @@ class Workplace:
         where_to = document.range_of(edit.start, edit.end)
         return [{"text": edit.text, "range": where_to, "textDocument": params["textDocument"], "command": command}]
 
+    def dismissed(self, suggestion_id: str) -> None:
+        """The user rejected a suggestion or a predicted edit."""
+        self.outcomes.dismissed(suggestion_id)
+        self.edits.dismissed(suggestion_id)
+
     def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
         if document is not None:

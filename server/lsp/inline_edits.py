@@ -178,6 +178,8 @@ class InlineEdits:
         self.history = EditHistory()
         self._latency = Latency()
         self._prediction: _Prediction | None = None
+        self._given = ("", 0)  # the last edit: its request's id, and the revision of the text
+        self._dismissed = 0  # revision of the text in which the user dismissed one
         self._latest = 0
 
     def apply(self, document: OpenDocument, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
@@ -197,6 +199,12 @@ class InlineEdits:
             self._prediction.cancel()
             self._prediction = None
 
+    def dismissed(self, request_id: str) -> None:
+        """The user rejected an edit: the text gets no other one unasked."""
+        if request_id == self._given[0]:
+            self._dismissed = self._given[1]
+            self.cancel()
+
     async def next_edit(self, uri: str, position: types.Position, *, invoked: bool) -> tuple[pb.TextEdit, str] | None:
         """The next edit, with offsets in the current text, and the id to report it by; None: there is none.
 
@@ -207,7 +215,7 @@ class InlineEdits:
         if document is None:
             return None
         place, revision = document.completed_at(position), document.revision
-        if not self._wanted(document, invoked):
+        if not self._wanted(document, invoked) or (revision == self._dismissed and not invoked):
             return None
         self._latest += 1
         turn = self._latest
@@ -235,6 +243,7 @@ class InlineEdits:
             raise
         if found is None or edit is None or turn != self._latest or document.revision != revision:
             return None
+        self._given = (found.request_id, revision)
         return edit, found.request_id
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:

@@ -82,7 +82,7 @@ class InlineLanguageServer(LanguageServer):
         self._on(types.TEXT_DOCUMENT_DID_CLOSE, lambda work, params: work.close_document(params.text_document.uri))
         self._on(DID_ACCEPT, lambda work, params: work.outcomes.accepted(_suggestion_id(params)))
         self._on(DID_SHOW, lambda work, params: work.outcomes.shown(_suggestion_id(params)))
-        self._on(DID_DISMISS, lambda work, params: work.outcomes.dismissed(_suggestion_id(params)))
+        self._on(DID_DISMISS, lambda work, params: work.dismissed(_suggestion_id(params)))
         self._on(DID_ACCEPT_PART, _accept_part)
         self._on(DID_FOCUS, lambda work, params: work.focus(plain(params)["textDocument"]["uri"]))
 

@@ -157,6 +157,12 @@ async def test_predicted_edits_are_shown_dismissed_jumped_to_and_taken(tmp_path:
                 await nvim.until(f"return vim.fn.getline({row}):find('values') == nil", True)
             await nvim.until(TEXT, BOOK.replace("values", "numbers").rstrip("\n"))
             await nvim.until(DIFF, "")
+            outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+            async with asyncio.timeout(20):
+                while not outcomes["accepted"]:
+                    await asyncio.sleep(0.02)
+            assert outcomes["rejected"] == 1
+            assert outcomes["shown"] >= 3
 
 
 async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path) -> None:
@@ -169,9 +175,10 @@ async def test_an_insertion_predicted_at_the_cursor_is_ghost_text(tmp_path: Path
             await nvim.until("return specdec.status and specdec.status.state", "ready")
             await nvim.call("nvim_win_set_cursor", 0, [5, 0])
             await nvim.type("osum = ")
-            await nvim.until(GHOST, "0 + 0")
+            suggestion = "return specdec.suggestion()"  # a predicted edit elsewhere may be shown too
+            await nvim.until(suggestion, "0 + 0")
             await nvim.type("<M-Right>")
-            await nvim.until(GHOST, " + 0")
+            await nvim.until(suggestion, " + 0")
             await nvim.type("<Tab>")
             await nvim.until(TEXT, BOOK.replace("\n\n\ndef mean", "\n\nsum = 0 + 0\n\ndef mean").rstrip("\n"))
 
@@ -202,28 +209,6 @@ async def editing(folder: Path, content: bytes) -> AsyncIterator[Neovim]:
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
             await nvim.until("return specdec.status and specdec.status.state", "ready")
             yield nvim
-
-
-async def test_a_dismissal_holds_for_its_buffer_only(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()  # one client for both
-    first, second = tmp_path / "a.py", tmp_path / "b.py"
-    for file in (first, second):
-        file.write_bytes(b"ab\nc\n")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [first]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.lua(ANSWER, "textDocument/copilotInlineEdit", "one")
-            await nvim.type("x")
-            await nvim.until(DIFF, "+one")
-            await nvim.type("<Esc>")
-            await nvim.until(DIFF, "")
-            dismissed = await nvim.call("nvim_buf_get_changedtick", 0)
-            await nvim.call("nvim_command", f"edit {second}")
-            raised = "while vim.b.changedtick < ... do vim.api.nvim_buf_set_lines(0, 0, 1, false, { 'ab' }) end"
-            assert await nvim.lua(f"{raised} return vim.b.changedtick", dismissed) == dismissed
-            await nvim.type("l")
-            await nvim.until(DIFF, "+one")
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ local waiting = {} -- the pending request of each method: client, id
 local timer = nil
 local place = nil -- cursor and text version of the last request
 
-local function notify(method, more)
-  local client = shown and client_of(shown.buffer)
+-- Reports what became of the displayed suggestion or predicted edit `of`.
+local function notify(method, of, more)
+  local client = client_of(of.buffer)
   if client then
-    call(client, 'notify', 'textDocument/did' .. method, vim.tbl_extend('force', { item = shown.item }, more or {}))
+    call(client, 'notify', 'textDocument/did' .. method, vim.tbl_extend('force', { item = of.item }, more or {}))
   end
 end
 
@@ -198,7 +199,7 @@ local function show(buffer, items, index, client)
   shown.text = with_line_feeds(item.insertText)
   shown.typed = ''
   if follow(buffer) then
-    notify('ShowCompletion')
+    notify('ShowCompletion', shown)
   else
     hide()
   end
@@ -247,7 +248,7 @@ local function accept_part(first)
   end
   insert(part)
   local typed = shown.typed .. part
-  notify('PartiallyAcceptCompletion', { acceptedLength = units(typed) })
+  notify('PartiallyAcceptCompletion', shown, { acceptedLength = units(typed) })
   if not follow(shown.buffer) then
     hide()
   end
@@ -271,14 +272,13 @@ local function cycle(step)
 end
 
 function actions.dismiss()
-  notify('DismissCompletion')
+  notify('DismissCompletion', shown)
   hide()
 end
 
 local edit_namespace = vim.api.nvim_create_namespace('specdec.edit')
 -- The displayed edit: its buffer and text version, the item, and the rows and byte columns (from 0) that it replaces.
 local predicted = nil
-local dismissed = nil -- the edit that the user dismissed last: it holds for its buffer and text version
 
 local function hide_edit()
   if predicted then
@@ -355,14 +355,15 @@ local function show_edit(buffer, item, client)
   }
   keep_inside(predicted)
   draw_edit()
+  notify('ShowCompletion', predicted)
 end
 
--- Requests an edit, unless one is displayed or was dismissed in this text. The language server waits for the next key.
+-- Requests an edit, unless one is displayed. The language server waits for the next key.
 local function follow_edits(buffer, tick)
   if predicted and (predicted.buffer ~= buffer or predicted.tick ~= tick) then
     hide_edit()
   end
-  if predicted or (dismissed and dismissed.buffer == buffer and dismissed.tick == tick) then
+  if predicted then
     return
   end
   cancel(EDIT_METHOD)
@@ -390,7 +391,7 @@ function actions.jump_or_take()
 end
 
 function actions.dismiss_edit()
-  dismissed = predicted
+  notify('DismissCompletion', predicted)
   hide_edit()
 end
 
@@ -410,7 +411,7 @@ local function attach(options)
       cancel(METHOD)
       if shown and not follow(event.buf) then
         if shown.buffer == event.buf and vim.api.nvim_get_current_buf() == event.buf then
-          notify('DismissCompletion')
+          notify('DismissCompletion', shown)
         end
         hide()
       end

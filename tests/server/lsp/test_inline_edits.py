@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND
-from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings
+from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings, plain
 from server.lsp.inline_edits import (
     EDIT_CHARACTERS,
     MAX_DEBOUNCE_S,
@@ -22,7 +22,7 @@ from server.lsp.inline_edits import (
     InlineEdits,
     Latency,
 )
-from server.lsp.language_server import INLINE_EDIT
+from server.lsp.language_server import DID_DISMISS, INLINE_EDIT
 from server.lsp.session import LinkState, Notices, Status
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.connection import CallError
@@ -325,6 +325,23 @@ async def test_a_newer_request_does_not_take_the_edit_that_an_older_one_waits_fo
     edit = await newer
     assert edit is not None
     assert desk.document.text[edit[0].start : edit[0].end] == "line"
+
+
+async def test_a_text_in_which_an_edit_was_dismissed_gets_no_other_unasked() -> None:
+    async with running() as server, editing(server.address, OPTIONS) as editor:
+        editor.open(BOOK)
+        rename(editor)
+        [edit] = await predict(editor)
+        editor.client.protocol.notify(DID_DISMISS, {"item": plain(edit)})
+        assert await predict(editor) == []
+        assert await predict(editor, (0, 0)) == []
+        assert await predict(editor, context={"triggerKind": 1})
+        editor.edit((0, 0), (0, 0), "#")
+        assert await predict(editor)
+        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        async with asyncio.timeout(20):
+            while not outcomes["rejected"]:
+                await asyncio.sleep(0.02)
 
 
 async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:

@@ -1,8 +1,8 @@
 // Predicted edits: shown as ghost text or as a small diff, jumped to and taken with one key.
 import * as vscode from "vscode";
-import { type Edit, type Link, rangeOf } from "./link.js";
+import { type Edit, type Link, DISMISSED, SHOWN, rangeOf } from "./link.js";
 
-const SHOWN = "specdec.editShown"; // the condition of the keybindings
+const CONDITION = "specdec.editShown"; // of the keybindings
 const SETTLE_MS = 20; // one key changes the text and moves the cursor; the language server waits for the next key
 
 interface Shown {
@@ -20,7 +20,6 @@ export class NextEdits implements vscode.Disposable {
   private readonly parts: vscode.Disposable[];
   private shown: Shown | undefined;
   private insertion: (Shown & { version: number }) | undefined; // offered as ghost text
-  private dismissed: { document: vscode.TextDocument; version: number } | undefined; // where the user dismissed an edit
   private pending: vscode.CancellationTokenSource | undefined;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -56,9 +55,7 @@ export class NextEdits implements vscode.Disposable {
   }
 
   private moved(editor: vscode.TextEditor): void {
-    const { document } = editor;
-    const dismissed = this.dismissed?.document === document && this.dismissed.version === document.version;
-    if (editor === vscode.window.activeTextEditor && this.shown === undefined && !dismissed) {
+    if (editor === vscode.window.activeTextEditor && this.shown === undefined) {
       this.later();
     }
   }
@@ -102,7 +99,14 @@ export class NextEdits implements vscode.Disposable {
     this.shown = { editor, edit, range };
     editor.setDecorations(this.removed, range.isEmpty ? [] : [range]);
     editor.setDecorations(this.added, additions(editor.document, range, edit.text));
-    void vscode.commands.executeCommand("setContext", SHOWN, true);
+    void vscode.commands.executeCommand("setContext", CONDITION, true);
+    this.report(SHOWN);
+  }
+
+  private report(outcome: string): void {
+    if (this.shown !== undefined) {
+      this.link.notify(outcome, { item: { command: this.shown.edit.command } });
+    }
   }
 
   private clear(): void {
@@ -111,7 +115,7 @@ export class NextEdits implements vscode.Disposable {
       this.shown.editor.setDecorations(this.removed, []);
       this.shown.editor.setDecorations(this.added, []);
       this.shown = undefined;
-      void vscode.commands.executeCommand("setContext", SHOWN, false);
+      void vscode.commands.executeCommand("setContext", CONDITION, false);
     }
   }
 
@@ -121,8 +125,7 @@ export class NextEdits implements vscode.Disposable {
   }
 
   private dismiss(): void {
-    const document = this.shown?.editor.document;
-    this.dismissed = document && { document, version: document.version };
+    this.report(DISMISSED);
     this.leave();
   }
 
