@@ -188,7 +188,7 @@ class Completer:
         start = types.Position(line, character - len(before))
         text = before + str(items[0].insert_text)
         item = types.CompletionItem(
-            label=text.strip().split("\n", 1)[0], documentation=text, detail="specdec", command=items[0].command,
+            label=text.strip().splitlines()[0], documentation=text, detail="specdec", command=items[0].command,
             text_edit=types.TextEdit(types.Range(start, params.position), text),
         )  # fmt: skip
         return types.CompletionList(is_incomplete=True, items=[item])

@@ -70,7 +70,12 @@ async def test_the_greedy_text_is_first_and_texts_differ(sampled: str, offered: 
 
 @pytest.mark.parametrize(
     ("document", "text", "label"),
-    [("def f():", "\n    return 1", "return 1"), ("re", "turn 1\n", "return 1"), ("x =", " 1", "1")],
+    [
+        ("def f():", "\n    return 1", "return 1"),
+        ("re", "turn 1\n", "return 1"),
+        ("x =", " 1", "1"),
+        ("x =", " 1\r\ny = 2", "1"),
+    ],
 )
 async def test_a_menu_item_has_a_label(document: str, text: str, label: str) -> None:
     asked, _ = made(Answers(text), document)
