@@ -16,7 +16,6 @@ local defaults = {
   server = '127.0.0.1:8400',
   args = {}, -- more arguments, such as { '--key-file', 'FILE', '--tls' }
   settings = {}, -- initializationOptions of `specdec lsp`: mode, maxLines, ...
-  debounce_ms = 20,
   root_markers = { '.git' },
   keys = {
     accept = '<Tab>', accept_word = '<M-Right>', accept_line = '<M-Down>', dismiss = '<C-]>',
@@ -96,7 +95,6 @@ end
 -- the part already typed.
 local shown = nil
 local waiting = {} -- the pending request of each method: client, id
-local timer = nil
 local place = nil -- cursor and text version of the last request
 
 -- Reports what became of the displayed suggestion or predicted edit `of`.
@@ -397,7 +395,6 @@ end
 
 local function attach(options)
   local group = vim.api.nvim_create_augroup('specdec', { clear = true })
-  timer = vim.uv.new_timer()
   vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChanged', 'TextChangedI', 'CursorMoved', 'CursorMovedI' }, {
     group = group,
     callback = function(event)
@@ -407,7 +404,6 @@ local function attach(options)
         return
       end
       place = now
-      timer:stop()
       cancel(METHOD)
       if shown and not follow(event.buf) then
         if shown.buffer == event.buf and vim.api.nvim_get_current_buf() == event.buf then
@@ -416,18 +412,15 @@ local function attach(options)
         hide()
       end
       follow_edits(event.buf, tick)
-      timer:start(options.debounce_ms, 0, vim.schedule_wrap(function()
-        if vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
-          request(AUTOMATIC)
-        end
-      end))
+      if event.event == 'InsertEnter' or vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
+        request(AUTOMATIC)
+      end
     end,
   })
   vim.api.nvim_create_autocmd({ 'InsertLeave', 'BufLeave' }, {
     group = group,
     callback = function(event)
       place = nil
-      timer:stop()
       cancel(METHOD)
       hide()
       if event.event == 'BufLeave' then
