@@ -7,7 +7,7 @@ import re
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -98,7 +98,10 @@ class SyncedText:
 
     def lines_to(self, line: int) -> int:
         """The number of lines, the last of which may be empty; not counted further once it exceeds ``line``."""
-        self._search(lambda: len(self._starts) > line)
+        missing = line + 1 - len(self._starts)
+        if missing > 0:
+            ends = _LINE_END.finditer(self.text, self._starts[-1])
+            self._starts.extend(found.end() for found in itertools.islice(ends, missing))
         return len(self._starts)
 
     def place(self, line: int, character: int) -> int:
@@ -113,7 +116,10 @@ class SyncedText:
 
     def position(self, place: int) -> types.Position:
         """The position of an index."""
-        self._search(lambda: self._starts[-1] > place)
+        known = 0
+        while self._starts[-1] <= place and known < len(self._starts):
+            known = len(self._starts)
+            self.lines_to(2 * known)
         line = bisect_right(self._starts, place) - 1
         return types.Position(line, self._unit.units_of(self.text[self._starts[line] : place]))
 
@@ -121,12 +127,6 @@ class SyncedText:
         # The line before is searched again: its \r may now be followed by \n.
         del self._starts[max(1, bisect_right(self._starts, start) - 1) :]
         self.text = self.text[:start] + whole_characters(text) + self.text[end:]
-
-    def _search(self, suffices: Callable[[], bool]) -> None:
-        """Search further begins of lines until they suffice or there are no more."""
-        ends = _LINE_END.finditer(self.text, self._starts[-1])
-        while not suffices() and (found := next(ends, None)) is not None:
-            self._starts.append(found.end())
 
 
 def whole_characters(text: str) -> str:
