@@ -305,7 +305,7 @@ def _blocks(place: EditPlace, recent: Sequence[RecentEdit], form: NextEditForm) 
     for edit in recent:
         pieces += [mark, (f"{edit.path}.diff\noriginal:\n{_line(edit.before)}updated:\n{_line(edit.after)}", False)]
     window = place.shown(place.window)
-    pieces += [mark, (f"original/{place.path}\n{place.earlier_window}", False)]
+    pieces += [mark, (f"original/{place.path}\n{_line(place.earlier_window)}", False)]
     pieces += [mark, (f"current/{place.path}\n{window}", False), mark, (f"updated/{place.path}\n", False)]
     return [], pieces
 

@@ -269,6 +269,13 @@ def test_the_text_before_an_edit_is_known_in_a_file_with_crlf() -> None:
     assert place.earlier_window == place.shown(place.window).replace("area", "f")
 
 
+def test_a_window_that_lost_the_files_last_line_is_shown_in_whole_lines() -> None:
+    tokenizer = CodeTokenizer()
+    place = EditPlace("a.py", "a\n", 0, (RecentEdit("a.py", "a\nb", "a\n"),))
+    ids = prompt_of(place, tokenizer=tokenizer).request(Request("r", ())).prompt_ids
+    assert "original/a.py\na\nb\n<|file_sep|>current/" in tokenizer.decode(ids, skip_special=False)
+
+
 lines = st.lists(st.sampled_from(["a = 1", "b = 2", "", "return a", "}", "c"]), min_size=2, max_size=15)
 
 
