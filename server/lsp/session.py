@@ -470,15 +470,8 @@ class SessionLink:
         """Report the outcome of a suggestion; dropped without a connection."""
         if self._client is None:
             return
-        try:
+        with contextlib.suppress(CallError):  # only statistics are lost
             await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self._settings.cache_salt)
-        except CallError:
-            pass  # only statistics are lost
-        except asyncio.CancelledError:
-            # gRPC also raises this when the connection closes during the call.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
 
     async def _keep(self, former: asyncio.Task[None] | None) -> None:
         if former is not None:

@@ -23,7 +23,7 @@ from specdec.api.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
-from specdec.client.connection import CallError, Connection, Credentials, Method, RetryPolicy
+from specdec.client.connection import CallError, Connection, Credentials, Method, RetryPolicy, errors_of
 from specdec.client.messages import (
     chat_message,
     completion_message,
@@ -68,9 +68,8 @@ class SessionCall:
             CallError: the stream has ended.
         """
         try:
-            await self._call.write(message)
-        except grpc.aio.AioRpcError as error:
-            raise CallError.of(error, self._address) from None
+            with errors_of(self._address):
+                await self._call.write(message)
         except asyncio.InvalidStateError:  # of gRPC, where the stream had ended before
             if not self._call.done():
                 raise  # `done` was called
@@ -94,11 +93,9 @@ class SessionCall:
         Raises:
             CallError: it ends with an error.
         """
-        try:
+        with errors_of(self._address):
             async for message in self._call:
                 yield message
-        except grpc.aio.AioRpcError as error:
-            raise CallError.of(error, self._address) from None
 
 
 Outcome = Literal["shown", "accepted", "partially_accepted", "rejected"]
@@ -262,7 +259,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End every call."""
+        """End every call; those under way and later ones raise `CallError`."""
         await self._connection.close()
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[RequestEvent, None]:

@@ -6,7 +6,8 @@ import asyncio
 import copy
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,23 @@ def cut_of(error: CallError) -> CallError | None:
     return None
 
 
+@contextmanager
+def errors_of(address: str) -> Iterator[None]:
+    """Raise the errors of a call to ``address`` as `CallError`.
+
+    gRPC raises CancelledError where a call is ended by this client, as `Client.close` does, though its task goes on.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise CallError.of(error, address) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CallError(grpc.StatusCode.CANCELLED, "the call was ended by this client", address=address) from None
+
+
 class Connection:
     """One channel per address, opened at the first call. Belongs to one event loop; `close` it."""
 
@@ -203,6 +221,7 @@ class Connection:
             self._metadata += ((_WORKSPACE, _as_metadata(workspace)),)
         self.retry = retry
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closed = False
 
     @property
     def address(self) -> str:
@@ -211,7 +230,9 @@ class Connection:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel of the next call."""
+        """The channel of the next call. Raises CallError after `close`."""
+        if self._closed:
+            raise CallError(grpc.StatusCode.CANCELLED, "this client is closed", address=self.address)
         channel = self._channels.get(self.address)
         if channel is None:
             if self._secret is None:
@@ -223,6 +244,7 @@ class Connection:
 
     async def close(self) -> None:
         """End every call."""
+        self._closed = True
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -243,9 +265,9 @@ class Connection:
             address = self.address
             try:
                 metadata = self._metadata_of(request)
-                return await method(self.channel)(request, metadata=metadata, timeout=time_left(until))
-            except grpc.aio.AioRpcError as error:
-                failure = CallError.of(error, address)
+                with errors_of(address):
+                    return await method(self.channel)(request, metadata=metadata, timeout=time_left(until))
+            except CallError as failure:
                 failure.engines_stopped = stopped = failure.engines_stopped + stopped
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
                     request, lost = _renamed(request), False
@@ -276,15 +298,15 @@ class Connection:
             address = self.address
             call = method(self.channel)(request, metadata=self._metadata_of(request), timeout=time_left(until))
             try:
-                async for message in call:
-                    began = True
-                    yield message
+                with errors_of(address):
+                    async for message in call:
+                        began = True
+                        yield message
                 return
-            except grpc.aio.AioRpcError as error:
-                failure = CallError.of(error, address)
+            except CallError as failure:
                 failure.engines_stopped = stopped = failure.engines_stopped + stopped
                 if began:
-                    raise failure from None
+                    raise
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
                     request, lost = _renamed(request), False
                     continue

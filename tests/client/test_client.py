@@ -129,6 +129,42 @@ async def test_closing_a_stream_ends_the_request() -> None:
         assert isinstance(later[-1], Finished)
 
 
+async def test_bug_closing_the_client_ends_calls_with_an_error_and_cancels_no_task() -> None:
+    async with running_server() as server:
+        client = Client(f"127.0.0.1:{server.addresses.grpc_port}")
+
+        async def stream() -> None:
+            _ = [event async for event in client.stream("x" * 100, cache_salt="slow")]
+
+        async def edit() -> None:
+            async with client.completion.session() as session:
+                _ = [answer async for answer in session]
+
+        calls = [stream(), client.generate("x" * 100, cache_salt="slow"), edit()]
+        running = [asyncio.create_task(call) for call in calls]
+        async with asyncio.timeout(5):
+            while server.serving.client.in_flight < 2:
+                await asyncio.sleep(0.01)
+        await client.close()
+        for task in running:
+            with pytest.raises(CallError, match="CANCELLED: the call was ended by this client"):
+                await task
+        for later in (client.info(), stream()):
+            with pytest.raises(CallError, match="this client is closed"):
+                await later
+
+
+async def test_a_cancelled_task_is_cancelled() -> None:
+    async with secure_server() as server, Client(server.address) as client:
+        running = asyncio.create_task(client.generate("x" * 100, cache_salt="slow"))
+        async with asyncio.timeout(5):
+            while not server.client.in_flight:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
 async def test_a_deadline_ends_the_call_and_an_abort_keeps_the_partial_output() -> None:
     async with secure_server() as server, Client(server.address) as client:
         with pytest.raises(CallError) as caught:
