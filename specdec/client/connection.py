@@ -19,6 +19,17 @@ from google.rpc.status_pb2 import Status
 
 from specdec.errors import LONGEST_HINT_S, MAX_ENGINES_STOPPED, ConfigError, FieldViolation, SpecdecError
 
+_NO_SERVER = "start one with `specdec serve`, or give the gRPC port of one that runs"
+# By words in gRPC's cause of a connection that could not be made
+_WAYS_OUT = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate was not accepted: give its authority's file (--ca)",
+    "Hostname Verification": "its certificate is for another name: give an address that the certificate names",
+    "WRONG_VERSION_NUMBER": "it does not use TLS there: leave --tls out",
+    "create security handshaker": "TLS is impossible with the files given (--ca, --cert, --cert-key)",
+    "all addresses; last error: UNAVAILABLE": "it closed the connection: if it uses TLS, give --tls, and the "
+    "certificate that it may ask for (--cert, --cert-key)",
+}
+
 
 class CallError(SpecdecError):
     """A call failed."""
@@ -57,12 +68,10 @@ class CallError(SpecdecError):
         trailers = dict(error.trailing_metadata() or ())
         packed = trailers.get("grpc-status-details-bin")
         if packed is None and error.code() == grpc.StatusCode.UNAVAILABLE:
-            cause = (error.details() or "").splitlines()
-            way_out = "start one with `specdec serve`, or give the gRPC port of one that runs"
-            message = f"no specdec server answers at {address}; {way_out}"
-            return CallError(
-                error.code(), f"{message} ({cause[0][:200]})" if cause else message, reached=False, address=address
-            )
+            cause = (error.details() or "").partition("\n")[0][:300]
+            way_out = next((text for words, text in _WAYS_OUT.items() if words in cause), _NO_SERVER)
+            message = f"no specdec server answers at {address}; {way_out} ({cause or 'no cause given'})"
+            return CallError(error.code(), message, reached=False, address=address)
         bad, info, retry = BadRequest(), ErrorInfo(), RetryInfo()
         has_retry = False
         for detail in Status.FromString(packed).details if isinstance(packed, bytes) else ():

@@ -202,10 +202,21 @@ async def test_a_wrong_key_and_an_untrusted_certificate(tmp_path: Path) -> None:
                 await client.info()
             assert caught.value.code == grpc.StatusCode.UNAUTHENTICATED
         once = RetryPolicy(attempts=1)
-        async with Client(server.address, Credentials("sd-k", True, other.ca), once) as client:
-            with pytest.raises(CallError) as caught:
-                await client.info()
-            assert not caught.value.reached  # and the key was not sent to it
+        for credentials, way_out in (
+            (Credentials("sd-k", True, other.ca), r"give its authority's file \(--ca\)"),
+            (Credentials("sd-k"), "if it uses TLS, give --tls"),
+            (Credentials("sd-k", True, certificates.key), "TLS is impossible with the files given"),
+        ):
+            async with Client(server.address, credentials, once) as client:
+                with pytest.raises(CallError, match=way_out) as caught:
+                    await client.info()
+                assert not caught.value.reached  # and the key was not sent to it
+    async with (
+        secure_server() as server,
+        Client(server.address, Credentials("sd-k", True, certificates.ca), once) as client,
+    ):
+        with pytest.raises(CallError, match="leave --tls out"):
+            await client.info()
 
 
 async def test_calls_wait_for_a_restart_of_the_engine() -> None:
