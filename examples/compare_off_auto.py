@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 from specdec.client.client import Client
+from specdec.client.connection import CallError
 from specdec.client.prompt import GeneratedSample
 from specdec.core.types import SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
@@ -64,7 +65,11 @@ def main() -> None:
     prompts = [line for line in given.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not prompts:
         raise SystemExit(f"{given.prompts}: holds no prompt; write one on each line")
-    if asyncio.run(compare(given.server, prompts, given.max_tokens)):
+    try:
+        different = asyncio.run(compare(given.server, prompts, given.max_tokens))
+    except CallError as error:
+        raise SystemExit(f"{error}") from None
+    if different:
         raise SystemExit(1)
 
 

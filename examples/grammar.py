@@ -10,6 +10,7 @@ import asyncio
 import json
 
 from specdec.client.client import Client
+from specdec.client.connection import CallError
 from specdec.core.types import FinishReason, GrammarKind, GrammarParams, SamplingParams, StoppingParams
 
 PERSON = {
@@ -55,7 +56,10 @@ def main() -> None:
     parser.add_argument("--server", default="127.0.0.1:8400")
     parser.add_argument("--max-tokens", type=int, default=100)
     given = parser.parse_args()
-    asyncio.run(ask(given.server, given.max_tokens))
+    try:
+        asyncio.run(ask(given.server, given.max_tokens))
+    except CallError as error:
+        raise SystemExit(f"{error}") from None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 
 def main() -> None:
@@ -21,14 +21,17 @@ def main() -> None:
     given = parser.parse_args()
     old = given.file.read_text(encoding="utf-8")
     client = OpenAI(base_url=f"{given.server}/v1", api_key="none")  # a server with keys wants one here
-    answer = client.chat.completions.create(
-        model="",  # whichever is served
-        messages=[{"role": "user", "content": f"{given.change} Answer with the whole file.\n\n{old}"}],
-        prediction={"type": "content", "content": old},
-        temperature=0,
-        max_tokens=given.max_tokens,
-        extra_body={"speculation": {"mode": "auto"}},
-    )
+    try:
+        answer = client.chat.completions.create(
+            model="",  # whichever is served
+            messages=[{"role": "user", "content": f"{given.change} Answer with the whole file.\n\n{old}"}],
+            prediction={"type": "content", "content": old},
+            temperature=0,
+            max_tokens=given.max_tokens,
+            extra_body={"speculation": {"mode": "auto"}},
+        )
+    except OpenAIError as error:
+        raise SystemExit(f"{given.server}: {error}") from None
     print(answer.choices[0].message.content)
     usage = answer.usage
     assert usage is not None  # whatever is answered whole has one

@@ -90,6 +90,28 @@ def test_the_stream_reports_errors(real: Real, run: Run) -> None:
         run("grpc_stream.py", "--server", real.grpc, "x" * 5000)
 
 
+@pytest.mark.parametrize(
+    ("name", "server", "message"),
+    [
+        ("grpc_stream.py", "127.0.0.1:1", "no specdec server answers at 127.0.0.1:1"),
+        ("grammar.py", "127.0.0.1:1", "no specdec server answers at 127.0.0.1:1"),
+        ("compare_off_auto.py", "127.0.0.1:1", "no specdec server answers at 127.0.0.1:1"),
+        ("openai_prediction.py", "http://127.0.0.1:1", "http://127.0.0.1:1: Connection error."),
+    ],
+)
+def test_bug_without_a_server_an_example_says_so_in_one_line(
+    name: str, server: str, message: str, run: Run, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("text\n")
+    arguments = {"grammar.py": [], "openai_prediction.py": [str(text), "change it"]}.get(name, [str(text)])
+    with pytest.raises(SystemExit) as ended:
+        run(name, "--server", server, *arguments)
+    line, *more = str(ended.value).splitlines()
+    assert line.startswith(message)
+    assert not more
+
+
 def test_openai_prediction(real: Real, run: Run, tmp_path: Path) -> None:
     old = tmp_path / "old.py"
     old.write_text("def add(a, b):\n    return a + b\n")
