@@ -209,11 +209,12 @@ class Engine:
         return self._requests.take_events()
 
     def _admit_prepared(self) -> None:
-        disk = self._parts.disk
-        for waiting in self._preparation.take_prepared():
+        """Queue prepared requests while there is room; none is refused because later ones have filled the queue."""
+        disk, prepared = self._parts.disk, self._preparation.take_prepared()
+        while not self._scheduler.is_full and (waiting := next(prepared, None)) is not None:
             request = waiting.request
             if disk is not None and waiting.pages is not None:
-                pages = None if self._scheduler.is_full else self._read_pages(disk, request, waiting.pages)
+                pages = self._read_pages(disk, request, waiting.pages)
                 if pages is not None:
                     self._preparation.hold(request, waiting.arrival_s, waiting.prepared, pages)
                     continue

@@ -13,6 +13,8 @@ from specdec.core.types import (
     Failed,
     Finished,
     FinishReason,
+    GrammarKind,
+    GrammarParams,
     OutputParams,
     Request,
     SamplingParams,
@@ -275,6 +277,22 @@ def test_the_queue_is_bounded() -> None:
     assert caught.value.retry_after_s > 0
     events = drain(engine)
     assert {e.request_id for e in events if isinstance(e, Finished)} == {"a", "b"}
+
+
+def test_bug_a_request_whose_grammar_compiles_is_not_refused_for_later_ones() -> None:
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), max_queued_requests=1), max_batch=1)
+    engine.submit(request("grammar", grammar=GrammarParams(GrammarKind.REGEX, "[ab]{4}")))
+    prepared = engine._preparation.waiting["grammar"].prepared
+    assert prepared is not None
+    engine.submit(request("runs", max_tokens=8))
+    events = engine.step()
+    prepared.result()  # it is compiled by now, and the queue is full again
+    engine.submit(request("fills the queue", max_tokens=8))
+    events += drain(engine)
+    assert failures(events) == []
+    assert {event.request_id for event in events if isinstance(event, Finished)} == {
+        "grammar", "runs", "fills the queue"
+    }  # fmt: skip
 
 
 def test_broken_logits_fail_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
