@@ -233,7 +233,7 @@ class Access:
         if config.tls_cert is not None and config.tls_key is not None:
             self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
-    def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
+    async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
         """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
         ``api_key``.
 
@@ -247,7 +247,7 @@ class Access:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
             raise UnauthenticatedError("a key is required; send it as `authorization: Bearer KEY`")
-        return self._keys.find(key)
+        return await self._keys.find(key)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Open ``address`` on ``server``, with TLS if configured. Returns the port, 0 if it cannot be opened."""
@@ -272,7 +272,7 @@ PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
 _OPEN_PATHS = HEALTH_PATHS | PLAYGROUND_PATHS
 
 
-def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
+async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
     """The principal of an HTTP request for ``path``. ``headers`` has lower-case or case-insensitive names.
 
     Editors and SDKs send ``Authorization: Bearer KEY``; some send ``x-api-key: KEY`` too, or only that.
@@ -283,10 +283,10 @@ def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Princi
     if path in _OPEN_PATHS or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return access.caller(authorization, api_key)
+    return await access.caller(authorization, api_key)
 
 
-def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
+async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
     """The principal of a gRPC call with ``metadata``.
 
     Raises:
@@ -294,4 +294,4 @@ def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | No
     """
     headers = {name: value for name, value in metadata or () if isinstance(value, str)}
     authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return access.caller(authorization, api_key)
+    return await access.caller(authorization, api_key)

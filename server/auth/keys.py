@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -143,7 +144,7 @@ def _replace(path: Path, text: str) -> None:
 
 class KeyRing:
     """Loads the keys at ``path``, and again when the file changes. An invalid or incomplete version leaves the keys
-    unchanged; it is logged and counted.
+    unchanged; it is logged and counted. Belongs to one event loop.
 
     Raises:
         ConfigError: the file is invalid at start, or contains no key.
@@ -158,14 +159,17 @@ class KeyRing:
         if not entries:
             raise ConfigError(f"server.keys_file: {path} contains no key; create one with `specdec keys new`")
         self._keys = _by_hash(entries)
+        self._loading = asyncio.Lock()
 
-    def find(self, key: str) -> Principal:
-        """The principal of ``key``.
+    async def find(self, key: str) -> Principal:
+        """The principal of ``key``. A changed file is loaded first, in a thread: thousands of keys take seconds.
 
         Raises:
             UnauthenticatedError: the key is unknown.
         """
-        self._refresh()
+        async with self._loading:
+            if self._watch.changed():
+                await asyncio.shield(asyncio.to_thread(self._load))
         sought, found = key_hash(key), None
         for known, principal in self._keys:  # always all of them: the time must not depend on the key
             if hmac.compare_digest(known, sought):
@@ -174,9 +178,7 @@ class KeyRing:
             raise UnauthenticatedError("unknown key; ask the operator for one (`specdec keys new`)")
         return found
 
-    def _refresh(self) -> None:
-        if not self._watch.changed():
-            return
+    def _load(self) -> None:
         try:
             text = _read(self._path)
             entries = _parse(text, self._path)

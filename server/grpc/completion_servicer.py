@@ -103,7 +103,7 @@ class CompletionSession:
             await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
         if action == "ask":
             # Since the call began, the key may have been revoked or its limits changed.
-            set_caller(grpc_caller(self._models.first.access, self._context.invocation_metadata()))
+            set_caller(await grpc_caller(self._models.first.access, self._context.invocation_metadata()))
         try:
             known = self._change(session, message)
             gap = self._gap(session, message.ask) if known and action == "ask" else None

@@ -139,15 +139,15 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
     ) -> Handler | None:
         try:
-            set_caller(self._caller(handler_call_details))
+            set_caller(await self._caller(handler_call_details))
         except RequestError as error:
             return _refusing(error)
         return await continuation(handler_call_details)
 
-    def _caller(self, details: Details) -> Principal:
+    async def _caller(self, details: Details) -> Principal:
         if details.method.startswith(_OPEN):
             return ANYBODY
-        return grpc_caller(self._access, details.invocation_metadata)
+        return await grpc_caller(self._access, details.invocation_metadata)
 
 
 def _refusing(error: RequestError) -> Handler:

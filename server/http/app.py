@@ -77,7 +77,7 @@ class EndpointApp:
             access = self._server.models.first.access
             access.browsers.check(endpoint.method, call.header)
             sent = {name: call.header(name) for name in KEY_HEADERS}
-            set_caller(http_caller(access, endpoint.path, sent))
+            set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
             call.fields = endpoint.fields

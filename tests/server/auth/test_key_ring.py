@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -24,19 +26,19 @@ def ring(path: Path) -> KeyRing:
     return KeyRing(path, FileWatch([path], every_s=0))
 
 
-def test_each_key_belongs_to_its_holder(tmp_path: Path) -> None:
+async def test_each_key_belongs_to_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = {name: make_key(path, name, f"t-{name}") for name in ("a", "b", "c")}
     found = ring(path)
     for name, key in keys.items():
-        principal = found.find(key)
+        principal = await found.find(key)
         assert (principal.name, principal.tenant) == (name, f"t-{name}")
     for wrong in ("", "sd-", keys["a"][:-1], keys["a"] + "x", keys["a"].swapcase(), "\ud800"):
         with pytest.raises(UnauthenticatedError, match="unknown key"):
-            found.find(wrong)
+            await found.find(wrong)
 
 
-def test_every_key_is_compared_by_hash_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_key_is_compared_by_hash_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, f"k{i}") for i in range(5)]
     found, compared = ring(path), []
@@ -45,63 +47,90 @@ def test_every_key_is_compared_by_hash_in_constant_time(tmp_path: Path, monkeypa
     for key in (*keys, "sd-unknown"):
         compared.clear()
         with contextlib.suppress(UnauthenticatedError):
-            found.find(key)
+            await found.find(key)
         assert len(compared) == 5  # for every key, and for a key that matches none
         assert all(len(a) == len(b) and key not in a + b for a, b in compared)
 
 
-def test_a_changed_file_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_changed_file_takes_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys.yaml"
     first = make_key(path, "a")
     found = ring(path)
     second = make_key(path, "b")
-    assert found.find(second).name == "b"
+    assert (await found.find(second)).name == "b"
     path.write_text(path.read_text().replace("tenant: team", "tenant: moved"))
-    assert found.find(first).tenant == "moved"
+    assert (await found.find(first)).tenant == "moved"
     good = path.read_text()
     path.write_text("- {name: a}")
-    assert found.find(first).tenant == "moved"  # a bad file changes nothing
+    assert (await found.find(first)).tenant == "moved"  # a bad file changes nothing
     assert "0.tenant" in caplog.text
     os.unlink(path)
-    assert found.find(first).name == "a"
+    assert (await found.find(first)).name == "a"
     assert "cannot be read" in caplog.text
     path.write_text(good.replace("name: a", "name: c"))
-    assert found.find(first).name == "c"
+    assert (await found.find(first)).name == "c"
     path.write_text("[]\n# end of keys\n")  # revokes all
     for key in (first, second):
         with pytest.raises(UnauthenticatedError):
-            found.find(key)
+            await found.find(key)
 
 
-def test_bug_a_truncated_file_revokes_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_a_truncated_file_revokes_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, name) for name in ("a", "b", "c")]
     whole = path.read_text()
     errors: Counter[str] = Counter()
     found = KeyRing(path, FileWatch([path], every_s=0.0), errors)
-    before = [found.find(key) for key in keys]
+    before = [await found.find(key) for key in keys]
     for cut in range(len(whole)):
         path.write_text(whole[:cut])
-        assert [found.find(key) for key in keys] == before, whole[:cut]
+        assert [await found.find(key) for key in keys] == before, whole[:cut]
     assert errors == {"keys": len(whole)}
     assert caplog.records[-1].levelname == "ERROR"
     path.write_text(whole.replace("name: a", "name: z"))
-    assert found.find(keys[0]).name == "z"
+    assert (await found.find(keys[0])).name == "z"
 
 
-def test_any_entries_of_a_file_without_the_mark_can_be_deleted_at_once(tmp_path: Path) -> None:
+async def test_bug_calls_that_are_running_go_on_while_a_changed_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, go_on = tmp_path / "keys.yaml", threading.Event()
+    key, parse = make_key(path, "a"), key_ring._parse
+    found = ring(path)
+    later = make_key(path, "b")
+
+    def parse_later(text: str, of: Path) -> list[key_ring.KeyEntry]:
+        assert go_on.wait(30)
+        return parse(text, of)
+
+    monkeypatch.setattr(key_ring, "_parse", parse_later)
+    first, second = (asyncio.create_task(found.find(each)) for each in (later, key))
+    await asyncio.sleep(0.01)
+    assert not first.done()
+    first.cancel()  # its client has left; the file is loaded all the same
+    assert (await second).name == "a"
+    go_on.set()
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(UnauthenticatedError):
+                assert (await found.find(later)).name == "b"
+                break
+            await asyncio.sleep(0.01)
+
+
+async def test_any_entries_of_a_file_without_the_mark_can_be_deleted_at_once(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, name) for name in ("a", "b", "c")]
     by_hand = path.read_text().removesuffix("# end of keys\n")
     path.write_text(by_hand)
     found = ring(path)
     path.write_text("")  # an editor that empties the file before it writes
-    assert found.find(keys[2]).name == "c"
+    assert (await found.find(keys[2])).name == "c"
     path.write_text(by_hand[: by_hand.index("- name: b")])
-    assert found.find(keys[0]).name == "a"
+    assert (await found.find(keys[0])).name == "a"
     for key in keys[1:]:
         with pytest.raises(UnauthenticatedError):
-            found.find(key)
+            await found.find(key)
 
 
 def test_a_ring_starts_with_its_keys(tmp_path: Path) -> None:
