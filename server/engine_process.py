@@ -21,7 +21,7 @@ from typing import Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
 from server.interfaces import EngineLike, ProgressListener
-from server.ipc import Frame, ParentGoneError, ParentLink, pack, pack_event, unpack
+from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, unpack
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
@@ -68,26 +68,23 @@ class EngineAdmin:
         """Swap the draft model if it has loaded; called between steps."""
         if self._loading is not None and self._loading[1].done():
             (number, loaded), self._loading = self._loading, None
-            self._answer(number, lambda: self._swap(loaded.result()))
+            self._answer(number, lambda: self._engine.swap_draft(loaded.result()))
 
     def _begin(self, number: int, command: str, args: list[Any]) -> Any:
         engine = self._engine
         if command == FLUSH_CACHE:
             return engine.flush_cache()
         if command == TRACE:
-            return [pack(step) for step in engine.trace(*args)]
+            return engine.trace(*args)
         if command != SWAP_DRAFT:
             raise ValueError(f"unknown command {command!r}")
         if self._loading is not None:
             raise SwapUnderWayError
         draft, dtype = args
         if draft is None:
-            return self._swap(None)
+            return engine.swap_draft(None)
         self._loading = number, _in_thread(lambda: engine.load_draft(draft, dtype))
         return None
-
-    def _swap(self, draft: Any | None) -> Any:
-        return pack(self._engine.swap_draft(draft))
 
     def _answer(self, number: int, work: Callable[[], Any]) -> None:
         """Send the result of ``work`` or its error. None: the command continues, and is answered later."""
@@ -188,7 +185,7 @@ class EngineLoop:
         now = time.monotonic()
         if now - self._reported_at >= self._heartbeat_s:
             self._reported_at = now
-            self._link.send(Frame.ALIVE, pack(self._engine.load()))
+            self._link.send(Frame.ALIVE, self._engine.load())
 
 
 _PR_SET_PDEATHSIG = 1
@@ -214,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         cache = KvEventForwarder(engine, link, events) if events is not None else None
         return_freed_memory()
-        link.send(Frame.READY, pack(engine.info()))
+        link.send(Frame.READY, engine.info())
         try:
             EngineLoop(engine, link, args.heartbeat, cache).run()
         finally:

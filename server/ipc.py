@@ -51,12 +51,12 @@ class FrameError(ValueError):
 
 
 def pack_frame(*parts: Any) -> bytes:
-    """One frame holding ``parts``, ready to send.
+    """One frame holding ``parts``, ready to send. Records among and inside them are packed as by `pack`.
 
     Raises:
         FrameError: it exceeds ``MAX_FRAME_BYTES``.
     """
-    body = msgpack.packb(parts, use_bin_type=True)
+    body = msgpack.packb(parts, use_bin_type=True, default=pack)
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -104,15 +104,9 @@ Record = TypeVar("Record")
 
 
 def pack(record: Any) -> tuple[Any, ...]:
-    """The fields of a record as plain values; nested records become tuples."""
+    """The fields of a record, of which there are at least two."""
     kind: Any = type(record)
-    read, inner = _packing(kind)
-    if not inner:
-        return read(record)
-    values = list(read(record))
-    for place, convert in inner:
-        values[place] = convert(values[place])
-    return tuple(values)
+    return _reader(kind)(record)
 
 
 def unpack(kind: type[Record], parts: Sequence[Any]) -> Record:
@@ -132,8 +126,7 @@ def pack_event(event: RequestEvent) -> tuple[Any, ...]:
     """``event`` as a tuple that begins with its kind and request id."""
     if isinstance(event, Delta):  # in almost every step, so not by its fields
         rows = [(p.token_id, p.logprob, p.top) for p in event.logprobs]
-        tree = None if event.tree is None else pack(event.tree)
-        return (_DELTA, event.request_id, event.index, event.token_ids, event.text, rows, tree)
+        return (_DELTA, event.request_id, event.index, event.token_ids, event.text, rows, event.tree)
     return (_OTHER_KINDS[type(event)], *pack(event))
 
 
@@ -158,11 +151,9 @@ Convert = Callable[[Any], Any]
 
 
 @cache
-def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Convert]]]:
-    """A getter of a record's fields, and by position the converters of those that msgpack cannot pack."""
-    hints = get_type_hints(kind)
-    inner = [(i, convert) for i, f in enumerate(fields(kind)) if (convert := _packer(hints[f.name])) is not None]
-    return attrgetter(*(f.name for f in fields(kind))), inner
+def _reader(kind: Any) -> attrgetter[tuple[Any, ...]]:
+    """A getter of a record's fields."""
+    return attrgetter(*(f.name for f in fields(kind)))
 
 
 @cache
@@ -172,20 +163,8 @@ def _unpacking(kind: Any) -> list[tuple[int, Convert]]:
     return [(i, convert) for i, f in enumerate(fields(kind)) if (convert := _unpacker(hints[f.name])) is not None]
 
 
-def _packer(hint: Any) -> Convert | None:
-    """The converter of a type; None: values are packed unchanged."""
-    if is_dataclass(hint):
-        return pack
-    args, origin = get_args(hint), get_origin(hint)
-    if origin is dict:
-        return _by_name(_packer(args[1]))
-    if origin is list:
-        return _each(_packer(args[0]))
-    return _if_any(_packer(args[0])) if origin in (Union, UnionType) else None
-
-
 def _unpacker(hint: Any) -> Convert | None:
-    """The inverse converter of a type; None: values stay unchanged."""
+    """The converter of a type; None: values stay unchanged."""
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(unpack, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):

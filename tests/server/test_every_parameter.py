@@ -136,7 +136,7 @@ def over_http(group: str, each: Param, value: Any) -> Request:
 
 
 def across(request: Request) -> Request:
-    return unpack(Request, msgpack.unpackb(msgpack.packb(pack(request))))
+    return unpack(Request, msgpack.unpackb(msgpack.packb(request, default=pack)))
 
 
 def found_in(request: Request, group: str, each: Param) -> Any:
