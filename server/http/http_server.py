@@ -24,6 +24,7 @@ from server.body_budget import BodyBudget, connection_limit
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,23 +70,13 @@ class AnswerWriter:
             headers.append(CLOSE_HEADER)
         response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         self._head = cycle.conn.send(response) or b""
-        self._chunked = self._is_chunked(status, headers)
+        self._chunked = _CHUNKED in self._head.lower() and cycle.scope["method"] != "HEAD"
         asyncio.get_running_loop().call_soon(self._send_head)
 
     def _send_head(self) -> None:
         head, self._head = self._head, b""
         if head and not self._cycle.disconnected:
             self._cycle.transport.write(head)
-
-    def _is_chunked(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether the body is sent in chunks, by RFC 9112 (6.1, 6.3), which h11 follows."""
-        scope = self._cycle.scope
-        return (
-            scope["http_version"] == "1.1"
-            and scope["method"] != "HEAD"
-            and status not in (204, 304)
-            and not any(name.lower() == _LENGTH for name, _ in headers)
-        )
 
 
 HEAD_BYTES = 1 << 16  # of the first line and the headers
