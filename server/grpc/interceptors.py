@@ -22,11 +22,7 @@ from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
 from server.observe.records import (
     ARM_HEADER,
-    ATTEMPT_HEADER,
     REQUEST_ID_HEADER,
-    TRACE_HEADERS,
-    attempt_of,
-    call_id,
     leave_call,
     set_call,
 )
@@ -96,17 +92,14 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
         self, behaviour: Callable[..., Awaitable[Any]], endpoint: str, metadata: dict[str, Any], *, many: bool
     ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            request_id = call_id(str(metadata.get(REQUEST_ID_HEADER, "")))
-            headers = {name: str(metadata[name]) for name in TRACE_HEADERS if name in metadata}
-            attempt = attempt_of(str(metadata.get(ATTEMPT_HEADER, "")))
-            record = self._observer.begin_call("grpc", endpoint, request_id, headers, many=many, attempt=attempt)
-            record.arm_asked = str(metadata.get(ARM_HEADER, ""))
-            context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id),))
+            record = self._observer.begin_call("grpc", endpoint, lambda name: str(metadata.get(name, "")), many=many)
+            request_id = REQUEST_ID_HEADER, record.request_id
+            context.set_trailing_metadata((request_id,))
             token, status = set_call(record), "UNKNOWN"
             try:
                 answer = await behaviour(request, context)
                 if record.arm:
-                    context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id), (ARM_HEADER, record.arm)))
+                    context.set_trailing_metadata((request_id, (ARM_HEADER, record.arm)))
                 status = _status_name(context)
                 return answer
             except asyncio.CancelledError:

@@ -9,12 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.observe.observer import Observer
 from server.observe.records import (
     ARM_HEADER,
-    ATTEMPT_HEADER,
     MAX_ID_CHARACTERS,
     REQUEST_ID_HEADER,
-    TRACE_HEADERS,
-    attempt_of,
-    call_id,
     leave_call,
     set_call,
 )
@@ -37,16 +33,14 @@ class HttpCalls:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        record = self._observer.begin_call(
+            "http", scope["path"], lambda name: headers.get(name.encode(), b"").decode("latin-1")
+        )
         given = headers.get(_REQUEST_ID, b"")
-        request_id = call_id(given.decode("latin-1"))
         if not given:
-            given = request_id.encode()
+            given = record.request_id.encode()
             # The call has one id everywhere, so the fresh id replaces the missing header.
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, given)]
-        trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
-        attempt = headers.get(ATTEMPT_HEADER.encode(), b"").decode("latin-1")
-        record = self._observer.begin_call("http", scope["path"], request_id, trace, attempt=attempt_of(attempt))
-        record.arm_asked = headers.get(_ARM, b"").decode("latin-1")
         status = ""
 
         async def sending(message: Message) -> None:

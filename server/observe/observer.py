@@ -10,7 +10,18 @@ from server.auth.principal import current_caller
 from server.observe.capture import Capture
 from server.observe.logs import CallLog, PromptText
 from server.observe.metrics import ServerMetrics
-from server.observe.records import CallRecord, RequestRecord, TelemetryListener, current_call
+from server.observe.records import (
+    ARM_HEADER,
+    ATTEMPT_HEADER,
+    REQUEST_ID_HEADER,
+    TRACE_HEADERS,
+    CallRecord,
+    RequestRecord,
+    TelemetryListener,
+    attempt_of,
+    call_id,
+    current_call,
+)
 from specdec.config import ServerConfig
 from specdec.core.types import Request
 from specdec.errors import ConfigError
@@ -56,17 +67,15 @@ class Observer:
         return record
 
     def begin_call(
-        self,
-        protocol: str,
-        endpoint: str,
-        request_id: str,
-        trace_headers: dict[str, str],
-        *,
-        many: bool = False,
-        attempt: int = 1,
+        self, protocol: str, endpoint: str, header: Callable[[str], str], *, many: bool = False
     ) -> CallRecord:
-        """A record for a call that arrives now; `end_call` ends it."""
-        call = CallRecord(protocol, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers, attempt)
+        """A record for a call that arrives now; `end_call` ends it. header: returns a header, or "" if it is absent."""
+        call = CallRecord(
+            protocol, endpoint, call_id(header(REQUEST_ID_HEADER)), time.monotonic(), time.time(), many,
+            trace_headers={name: value for name in TRACE_HEADERS if (value := header(name))},
+            attempt=attempt_of(header(ATTEMPT_HEADER)),
+            arm_asked=header(ARM_HEADER),
+        )  # fmt: skip
         self._publish(lambda listener: listener.call_began(call))
         return call
 
