@@ -7,7 +7,7 @@ import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,7 @@ class Connection:
             self._metadata += ((_WORKSPACE, _as_metadata(workspace)),)
         self.retry = retry
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._closed = False
+        self._closed = asyncio.Event()
 
     @property
     def address(self) -> str:
@@ -240,7 +240,7 @@ class Connection:
     @property
     def channel(self) -> grpc.aio.Channel:
         """The channel of the next call. Raises CallError after `close`."""
-        if self._closed:
+        if self._closed.is_set():
             raise CallError(grpc.StatusCode.CANCELLED, "this client is closed", address=self.address)
         channel = self._channels.get(self.address)
         if channel is None:
@@ -253,7 +253,7 @@ class Connection:
 
     async def close(self) -> None:
         """End every call."""
-        self._closed = True
+        self._closed.set()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
@@ -354,7 +354,8 @@ class Connection:
             pause = 0.0
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None
-        await asyncio.sleep(pause)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), pause)
 
 
 def _renamed(request: Any) -> Any:

@@ -198,6 +198,22 @@ async def test_an_unreachable_server() -> None:
         await connection.close()
 
 
+async def test_bug_closing_the_client_ends_the_pause_before_a_retry() -> None:
+    paused = asyncio.Event()
+
+    class Patient(RetryPolicy):
+        def pause_s(self, error: CallError, attempt: int, draw: float) -> float | None:
+            paused.set()
+            return 600.0 if error.code == grpc.StatusCode.UNAVAILABLE else None
+
+    connection = Connection(["127.0.0.1:1"], Credentials(), Patient())
+    calling = asyncio.create_task(failure(connection.unary(lambda at: at.unary_unary("/a.B/U"), b"")))
+    async with asyncio.timeout(60):
+        await paused.wait()
+        await connection.close()
+        assert (await calling).code == grpc.StatusCode.CANCELLED
+
+
 async def test_each_address_is_tried_once_whatever_the_policy() -> None:
     async with talking(Script()) as (connection, unary, _):
         both = Connection(["127.0.0.1:1", connection.address], Credentials(), RetryPolicy(unreachable=False))
