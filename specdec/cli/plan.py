@@ -174,11 +174,11 @@ def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:
 
 
 def _goal(values: dict[str, Any]) -> Goal | None:
-    from cluster.plan.sizing import Goal
+    from cluster.plan.sizing import SIMULATED, Goal
     from specdec.load.request import Objective
 
     try:
-        objectives = tuple(Objective.read(text) for text in values["objectives"])
+        objectives = tuple(Objective.read(text, SIMULATED) for text in values["objectives"])
     except ConfigError as error:
         raise click.UsageError(f"--objective: {str(error).removeprefix('goodput: ')}") from None
     return Goal(objectives, values["share"]) if objectives else None

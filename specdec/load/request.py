@@ -174,8 +174,8 @@ class Objective:
     limit_ms: float
 
     @staticmethod
-    def read(text: str) -> Objective:
-        """From ``metric:milliseconds``.
+    def read(text: str, metrics: Sequence[str] = METRICS) -> Objective:
+        """From ``metric:milliseconds``, with one of ``metrics``.
 
         Raises:
             ConfigError: it is not of that form.
@@ -185,8 +185,8 @@ class Objective:
             limit_ms = float(limit)
         except ValueError:
             limit_ms = math.nan
-        if metric not in METRICS or not limit_ms > 0:
-            raise ConfigError(f"goodput: {text!r} is not METRIC:MILLISECONDS with one of {', '.join(METRICS)}")
+        if metric not in metrics or not limit_ms > 0:
+            raise ConfigError(f"goodput: {text!r} is not METRIC:MILLISECONDS with one of {', '.join(metrics)}")
         return Objective(metric, limit_ms)
 
     def kept_by(self, record: Record) -> bool:

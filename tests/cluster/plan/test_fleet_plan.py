@@ -6,15 +6,12 @@ import dataclasses
 import json
 from pathlib import Path
 
-import pytest
-
 from cluster.config import ClusterConfig
 from cluster.envoy import EnvoyFiles, write_fleet
 from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.simulate import BoundedRing, FleetPlan, simulate
 from cluster.plan.sizing import Goal, Trial, least_replicas
-from specdec.errors import ConfigError
 from specdec.load.arrivals import Arrivals
 from specdec.load.request import Objective
 from tests.cluster.plan.profiles import profile
@@ -74,11 +71,6 @@ def test_a_hopeless_fleet_is_not_simulated_to_its_end() -> None:
     assert whole.whole
     assert not broken_off.whole
     assert broken_off.steps < whole.steps / 2
-
-
-def test_an_objective_that_is_not_simulated_is_named() -> None:
-    with pytest.raises(ConfigError, match="itl"):
-        Goal((Objective("itl", 5.0),))
 
 
 def test_a_returning_client_finds_its_prefix_on_the_same_replica() -> None:

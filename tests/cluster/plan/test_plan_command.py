@@ -95,6 +95,7 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
         (("--profile", "P"), "give --trace PATH, or --rate"),
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
+        (("--profile", "P", "--rate", "1", "--objective", "itl:9"), "MILLISECONDS with one of ttft, tpot, e2e"),
         (
             ("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"),
             "objective: not met by 2 replicas;",
