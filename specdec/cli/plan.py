@@ -26,6 +26,7 @@ _TRACE = click.Path(exists=True, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
+_REPLICAS = click.IntRange(1, 4096)
 
 
 _SCREEN = {
@@ -42,8 +43,8 @@ _SCREEN = {
     "--share", type=FiniteRange(0, 1, min_open=True), default=0.99, show_default=True,
     help="Share of requests that must meet every --objective; with one objective, 0.99 is its p99.",
 )  # fmt: skip
-@click.option("--replicas", type=_SOME, help="Number of replicas, instead of the fewest that meet the objectives.")
-@click.option("--most", type=_SOME, default=4096, show_default=True, help="Largest number of replicas to try.")
+@click.option("--replicas", type=_REPLICAS, help="Number of replicas, instead of the fewest that meet the objectives.")
+@click.option("--most", type=_REPLICAS, default=4096, show_default=True, help="Largest number of replicas to try.")
 @click.option("--trace", type=_TRACE, help="Captured requests: the folder of `specdec serve --capture`.")
 @click.option(
     "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."

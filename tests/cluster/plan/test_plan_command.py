@@ -105,6 +105,8 @@ def test_prompts_of_a_trace_that_no_replica_takes_are_counted(path: str, tmp_pat
             "objective: not met by 4 replicas;",
         ),
         (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request arrives"),
+        (("--profile", "P", "--rate", "1e7", "--replicas", "1"), "rate 1e+07 for a duration of 60 s makes 6e+08"),
+        (("--profile", "P", "--rate", "1", "--replicas", "1000000"), "'--replicas': 1000000 is not in the range"),
         (("--profile", "P", "--rate", "1", "--replicas", "1", "--seed", "-1"), "'--seed': -1 is not in the range x>=0"),
         (("--profile", "P", "--rate", "1", "--prompt-tokens", "0"), "'--prompt-tokens': 0 is not in the range x>=1"),
         (("--profile", "P", "--rate", "1", "--share", "nan"), "'--share': nan is not in the range 0<x<=1"),
