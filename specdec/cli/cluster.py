@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,10 +192,12 @@ def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
 
 
 def token_file(path: Path) -> Path:
-    """Returns ``path``; creates it with a secret that only its owner can read if it is missing."""
-    with (
-        contextlib.suppress(FileExistsError),
-        open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,
-    ):
-        file.write(secrets.token_hex(32))
+    """Returns ``path``; creates it with a secret that only its owner can read if it is missing. The file gets its name
+    when it is complete, since a full disk would leave an empty one."""
+    if not path.exists():
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 0600
+            file.write(secrets.token_hex(32))
+            file.flush()
+            with contextlib.suppress(FileExistsError):  # another command was faster
+                os.link(file.name, path)
     return path

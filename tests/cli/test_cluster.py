@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
+import signal
 import stat
 import sys
 from importlib.machinery import ModuleSpec
@@ -115,3 +117,16 @@ def test_the_token_of_a_fleets_ray_is_private_to_its_owner_and_persistent(tmp_pa
     assert len(secret) == 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert token_file(path).read_text() == secret
+
+
+def test_a_full_disk_leaves_no_token_without_content(tmp_path: Path) -> None:
+    """Ray refuses an empty one, and nothing would write it again."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            token_file(tmp_path / "ray-token")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not [*tmp_path.iterdir()]
