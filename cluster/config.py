@@ -278,6 +278,11 @@ def _ports(model: ModelConfig) -> Iterator[tuple[str, int]]:
             yield f"{model.name}.{field}", port
 
 
+def authority(host: str, port: int) -> str:
+    """``host:port`` as in a URL, where an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def settings_of(settings: Any, replica_id: str) -> Any:
     """``settings`` with the replica's id in place of ``{replica}``."""
     if isinstance(settings, str):

@@ -23,7 +23,7 @@ from typing import Self
 import httpx
 import psutil
 
-from cluster.config import ClusterConfig, ListenConfig
+from cluster.config import ClusterConfig, ListenConfig, authority
 from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
 from cluster.state_folder import bound_log, log_tail
@@ -103,7 +103,7 @@ def _check_port(field: str, host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"{field}: cannot listen on {host}:{port} ({error.strerror}){_listener(port)}; "
+                f"{field}: cannot listen on {authority(host, port)} ({error.strerror}){_listener(port)}; "
                 f"choose another {field.rpartition('.')[2]} or listen.host, or stop the process that has it"
             ) from None
 
@@ -144,7 +144,7 @@ class EnvoyAdmin:
         Raises:
             EnvoyError: this takes longer than ``timeout_s`` seconds.
         """
-        wanted = {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses}
+        wanted = {authority(host, port) for host, port in addresses}
         until = time.monotonic() + timeout_s
         while missing := wanted - await self._healthy():
             if time.monotonic() > until:

@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cluster import ray_serve
-from cluster.config import ClusterConfig, fixed_changes
+from cluster.config import ClusterConfig, authority, fixed_changes
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy_process import EnvoyProcess, check_certificates
 from cluster.fleet import Fleet, percentages, with_weights, without_release
@@ -274,9 +274,9 @@ def _ready_lines(config: ClusterConfig) -> Iterator[str]:
     for model in config.models:
         yield f"ready: {model.name}"
         if model.grpc_port is not None:
-            yield f"  gRPC  {config.listen.host}:{model.grpc_port}"
+            yield f"  gRPC  {authority(config.listen.host, model.grpc_port)}"
         if model.http_port is not None:
-            yield f"  HTTP  {scheme}://{config.listen.host}:{model.http_port}"
+            yield f"  HTTP  {scheme}://{authority(config.listen.host, model.http_port)}"
 
 
 def status(reconciler: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import httpx
 import yaml
 
 from cluster.autoscale import ReplicaLoad
-from cluster.config import settings_of
+from cluster.config import authority, settings_of
 from cluster.deployment import Deployment
 from cluster.state_folder import bound_log, log_tail, private_folder, replace_files
 from specdec.config import Config
@@ -67,7 +67,7 @@ class ReplicaProcess:
             except OSError as error:
                 raise ModelError(f"python: {program} cannot be run ({error.strerror})") from None
         self._client = httpx.AsyncClient(
-            base_url=f"http://{host}:{self.http_port}", timeout=_REQUEST_S, trust_env=False
+            base_url=f"http://{authority(host, self.http_port)}", timeout=_REQUEST_S, trust_env=False
         )
 
     @property

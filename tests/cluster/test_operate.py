@@ -430,3 +430,8 @@ def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet)
     assert [*restarted._deployments] == ["coder.blue"]
     (fleet.folder / "state" / "fleet.json").chmod(0o666)
     assert not fleet.ray_serve.ReconcilerActor(fleet.config, True)._deployments
+
+
+def test_addresses_of_ipv6_have_brackets(fleet: Fleet) -> None:
+    lines = [*fleet.operate._ready_lines(fleet.configured(listen={"host": "::1"}))]
+    assert lines[1:] == [f"  gRPC  [::1]:{fleet.ports[1]}", f"  HTTP  http://[::1]:{fleet.ports[0]}"]

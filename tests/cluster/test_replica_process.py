@@ -18,7 +18,11 @@ from specdec.errors import ConfigError, ModelError
 
 
 def replica(
-    folder: Path, settings: dict[str, Any], python: str = "/bin/true", cpus: float | None = 1
+    folder: Path,
+    settings: dict[str, Any],
+    python: str = "/bin/true",
+    cpus: float | None = 1,
+    host: str = "127.0.0.1",
 ) -> ReplicaProcess:
     deployment = Deployment(
         model="coder",
@@ -31,7 +35,7 @@ def replica(
         interval_s=1,
         folder=folder,
     )
-    return ReplicaProcess("coder.blue.0", deployment, "127.0.0.1")
+    return ReplicaProcess("coder.blue.0", deployment, host)
 
 
 def written(folder: Path) -> Any:
@@ -103,6 +107,11 @@ def test_nothing_limits_threads_without_reserved_cores(tmp_path: Path) -> None:
 def test_sections_of_the_settings_may_be_empty(tmp_path: Path) -> None:
     replica(tmp_path / "state", {"engine": None, "server": None, "engines": None})
     assert written(tmp_path / "state")["server"]["host"] == "127.0.0.1"
+
+
+def test_a_machine_may_have_an_ipv6_address(tmp_path: Path) -> None:
+    process = replica(tmp_path / "state", {}, host="::1")
+    assert process._client.base_url == f"http://[::1]:{process.http_port}"
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
