@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscale import ReplicaLoad, ServePolicy
 from cluster.config import ClusterConfig, load_cluster_config
-from cluster.deployment import Deployment, deployment_of
+from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
 from cluster.fleet import Fleet, Replica, ReplicaState, with_releases
@@ -145,6 +145,7 @@ class ServerReplica:
     """
 
     async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
+        _keep_calls_on_loopback()
         self._deployment = deployment
         self._reconciler = ray.get_actor(RECONCILER, namespace=NAMESPACE)
         self._load: ReplicaLoad | None = None
@@ -246,6 +247,14 @@ class ServerReplica:
 
     async def _ask(self, method: str, *words: Any) -> Any:
         return await self._reconciler.call.remote(method, *words)
+
+
+def _keep_calls_on_loopback() -> None:
+    """Serve opens a gRPC port for calls to this process, on all interfaces; no part of a fleet calls it."""
+    from ray.serve._private import replica  # which is loaded only where a replica runs
+
+    listen = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, _: listen(server, f"{LOOPBACK}:0")
 
 
 def envoy_folder(config: ClusterConfig) -> Path:

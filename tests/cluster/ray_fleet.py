@@ -128,12 +128,20 @@ class RayFleet:
 
     def ray_pids(self, title: str) -> list[int]:
         """Ids of the processes of the fleet's Ray whose command line starts with ``title``."""
-        assert self._process is not None
         found = []
-        for each in psutil.Process(self._process.pid).children(recursive=True):
+        for each in self._children():
             with contextlib.suppress(psutil.Error):
                 if " ".join(each.cmdline()).startswith(title):
                     found.append(each.pid)
+        return found
+
+    def listeners(self) -> list[tuple[str, str]]:
+        """The addresses that processes of the fleet listen on, each with the process's name."""
+        found = []
+        for each in self._children():
+            with contextlib.suppress(psutil.Error):
+                connections = each.net_connections("tcp")
+                found += [(one.laddr.ip, each.name()) for one in connections if one.status == psutil.CONN_LISTEN]
         return found
 
     def until(self, holds: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -144,6 +152,10 @@ class RayFleet:
             assert self._process.poll() is None, self.said()
             assert time.monotonic() < late_s, self.said()
             time.sleep(0.1)
+
+    def _children(self) -> list[psutil.Process]:
+        assert self._process is not None
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def _words(self, command: str, *words: str) -> list[str]:
         return [sys.executable, "-m", "specdec.cli.main", "cluster", command, "-f", str(self.file), *words]

@@ -111,6 +111,8 @@ class ScriptedRay:
             },
             "ray.exceptions": exceptions.__dict__,
             "ray.serve": serve.__dict__,
+            "ray.serve._private": {},
+            "ray.serve._private.replica": {"add_port_to_grpc_server": lambda server, address: address},
             "ray.serve.config": options,
             "ray.serve.exceptions": {"RayServeException": RayServeException},
             "ray.util": {},

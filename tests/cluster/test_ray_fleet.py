@@ -48,6 +48,12 @@ def are_others(former: dict[str, int], now: dict[str, int]) -> bool:
     return len(now) == len(former) and not set(former.values()) & set(now.values())
 
 
+def test_nothing_listens_off_loopback(fleet: RayFleet) -> None:
+    found = fleet.listeners()
+    assert len(found) > 4
+    assert {address for address, _ in found} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, found
+
+
 async def test_a_killed_replica_fails_no_call_without_a_first_byte_and_is_replaced(fleet: RayFleet) -> None:
     def kill() -> None:
         time.sleep(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,14 @@ async def test_a_drained_replica_ends_after_its_calls_though_serve_replaces_it_i
     assert [r.id for r in made.reconciler.fleet.replicas] == ["coder.blue.1"]
     successor._process.over.set()
     await successor.serve_ends()
+
+
+async def test_the_port_of_serve_itself_is_on_loopback(made: SimpleNamespace) -> None:
+    """Serve opens one on all interfaces, for calls to the replica's process, of which a fleet makes none."""
+    replica = await made.start()
+    assert sys.modules["ray.serve._private.replica"].add_port_to_grpc_server(None, "[::]:0") == "127.0.0.1:0"
+    replica._process.over.set()
+    await replica.serve_ends()
 
 
 async def test_heartbeats_continue_after_an_error(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
