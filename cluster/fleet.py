@@ -234,10 +234,23 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
 _ROUNDING = 0.0051  # above any gain of a share that comes from writing it in percent
 
 
-def percentages(weights: Mapping[str, int]) -> dict[str, int]:
-    """The share of each weight in their sum, in percent, rounded."""
+def with_share(fleet: Fleet, model: str, name: str, percent: int) -> Fleet:
+    """Canary: ``name`` gets so many percent of the model's sessions, taken from the heaviest other release.
+
+    Raises:
+        ConfigError: as `with_weights`; or the heaviest other release has too few sessions.
+    """
+    fleet.release(model, name)
+    weights = {release.name: release.weight for release in fleet.releases[model]}
     whole = sum(weights.values()) or 1
-    return {name: round(100 * weight / whole) for name, weight in weights.items()}
+    others = {other: round(100 * weight / whole) for other, weight in weights.items() if other != name}
+    if not others:
+        raise ConfigError(f"{model} has no release but {name}, which has all sessions")
+    giver = max(others, key=lambda other: others[other])
+    left = 100 - percent - sum(share for other, share in others.items() if other != giver)
+    if left < 0:
+        raise ConfigError(f"{model}/{name} cannot have {percent} % of the sessions: the others have {others}")
+    return with_weights(fleet, model, {**others, name: percent, giver: left})
 
 
 def switched(fleet: Fleet, model: str, name: str) -> Fleet:

@@ -17,10 +17,10 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from cluster import ray_serve
-from cluster.config import ClusterConfig, authority, fixed_changes
+from cluster.config import ClusterConfig, authority
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy_process import EnvoyProcess, check_certificates
-from cluster.fleet import Fleet, percentages, with_weights, without_release
+from cluster.fleet import Fleet
 from cluster.ray_serve import (
     NAMESPACE,
     FleetUnreachableError,
@@ -263,7 +263,7 @@ def _end(deployments: Sequence[Deployment], stop: _Stop, report: Report) -> None
         return
     try:
         known = {deployment.app: deployment for deployment in deployments} | answer(reconciler.deployments.remote())
-        remove(reconciler, list(known.values()), stop.hurried.is_set)
+        remove(list(known.values()), stop.hurried.is_set)
     except (SpecdecError, ray.exceptions.RayError, RayServeException) as error:
         report(f"some replicas may still run: {error}")
     ray.kill(reconciler)
@@ -316,7 +316,7 @@ def restart(reconciler: Any, model: str, release: str | None) -> Rollout:
 
 
 def change(reconciler: Any, transition: Callable[..., Fleet], *arguments: Any) -> None:
-    """Applies a function of `cluster.fleet`: `draining` to replace a replica, `switched` or `rolled_back`.
+    """Applies a function of `cluster.fleet`: `draining` to replace a replica; `with_share`, `switched`, `rolled_back`.
 
     Raises:
         ConfigError: the function refuses it.
@@ -325,28 +325,9 @@ def change(reconciler: Any, transition: Callable[..., Fleet], *arguments: Any) -
     ask(reconciler, "apply", transition, *arguments)
 
 
-def canary(reconciler: Any, model: str, release: str, percent: int) -> None:
-    """Gives ``release`` so many percent of the model's sessions, taken from the heaviest other release.
-
-    Raises:
-        ConfigError: it has no ready replica, or the heaviest other release has too few sessions.
-    """
-    weights = _weights(reconciler, model)
-    if release not in weights:
-        raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(weights)}")
-    others = {name: weight for name, weight in weights.items() if name != release}
-    if not others:
-        raise ConfigError(f"{model} has no release but {release}, which has all sessions")
-    giver = max(others, key=lambda name: others[name])
-    left = 100 - percent - sum(weight for name, weight in others.items() if name != giver)
-    if left < 0:
-        raise ConfigError(f"{model}.{release} cannot have {percent} % of the sessions: the others have {others}")
-    change(reconciler, with_weights, model, {**others, release: percent, giver: left})
-
-
 def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollout]:
     """Begins to apply a changed cluster.yaml; returns what `wait_complete` waits for. The weights of releases stay:
-    `canary` and `change` do that. A release whose replicas could not be started is started again.
+    `change` does that. A release whose replicas could not be started is started again.
 
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.
@@ -354,11 +335,6 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
     running: dict[str, Deployment] = answer(reconciler.deployments.remote())
     if not running:
         raise ConfigError("the fleet is still starting; wait until `specdec cluster serve` reports that it is ready")
-    if fixed := fixed_changes(answer(reconciler.config.remote()), config):
-        raise ConfigError(
-            f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
-            "restore it, or restart the fleet"
-        )
     host = next(iter(running.values())).host
     wanted = [deployment_of(config, model.name, name, host=host) for model in config.models for name in model.releases]
     over = [deployment for app, deployment in running.items() if app not in {each.app for each in wanted}]
@@ -367,7 +343,7 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
         if states[deployment.model][deployment.release]["weight"]:
             raise ConfigError(f"{deployment.app} still has sessions; give them to another release first")
     answer(reconciler.configure.remote(config))
-    changed = []
+    rollouts = []
     for deployment in wanted:
         former = running.get(deployment.app)
         if former is not None:
@@ -377,30 +353,33 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
         if deployment != former:
             verb = "starting" if former is None else "replacing" if former.version != deployment.version else "changing"
             report(f"{verb} {deployment.app}")
-            deploy(reconciler, deployment)
-            changed.append(Rollout(deployment, former))
+        deploy(reconciler, deployment)  # an equal one too: a command may have ended between its record and its start
+        rollouts.append(Rollout(deployment, former))
     for deployment in over:
         report(f"stopping {deployment.app}")
         _remove_release(reconciler, deployment)
-    return changed
+    return rollouts
 
 
 def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) -> None:
     """Waits until all replicas of ``rollouts`` run with the present version.
 
     Raises:
-        ModelError: new replicas cannot be started, so their release is as before; or they do not start in time.
+        ModelError: new replicas cannot be started, so their release is as before; they do not start in time; or
+            another command replaced them.
     """
     late_s = time.monotonic() + limit_s
     failed = []
     for rollout in rollouts:
         app = rollout.deployment.app
         try:
-            while not ray_serve.is_complete(app):
+            while not (replaced := _is_replaced(reconciler, rollout)) and not ray_serve.is_complete(app):
                 if time.monotonic() > late_s:
                     failed.append(f"{app}: not complete after {limit_s:g} s; see `specdec cluster status`")
                     break
                 time.sleep(_POLL_S)
+            if replaced:
+                failed.append(f"{app}: another command changed it meanwhile; see `specdec cluster status`")
         except ModelError as error:
             failed.append(str(error))
             try:
@@ -409,6 +388,12 @@ def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) 
                 failed.append(f"{app}: the rollout is not undone: {problem}")
     if failed:
         raise ModelError("\n".join(failed))
+
+
+def _is_replaced(reconciler: Any, rollout: Rollout) -> bool:
+    """Whether another command replaced the release's replicas, or removed it."""
+    present: Deployment | None = answer(reconciler.deployments.remote()).get(rollout.deployment.app)
+    return present is None or present.version != rollout.deployment.version
 
 
 def _undo(reconciler: Any, rollout: Rollout) -> None:
@@ -421,25 +406,20 @@ def _undo(reconciler: Any, rollout: Rollout) -> None:
 
 
 def _remove_release(reconciler: Any, deployment: Deployment) -> None:
-    remove(reconciler, [deployment])
-    change(reconciler, without_release, deployment.model, deployment.release)
+    remove([deployment])
+    answer(reconciler.removed.remote(deployment))
 
 
-def _weights(reconciler: Any, model: str) -> dict[str, int]:
-    """The weights of a model's releases in percent.
+def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
+    """The deployment of a release, default the one with the most sessions.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model or release.
     """
     models = ask(reconciler, "status")
     if model not in models:
         raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(models)}")
-    return percentages({name: release["weight"] for name, release in models[model].items()})
-
-
-def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
-    weights = _weights(reconciler, model)
-    release = release or max(weights, key=lambda name: weights[name])
+    release = release or max(models[model], key=lambda name: int(models[model][name]["weight"]))
     running: dict[str, Deployment] = answer(reconciler.deployments.remote())
     for deployment in running.values():
         if (deployment.model, deployment.release) == (model, release):

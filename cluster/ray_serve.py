@@ -23,11 +23,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscale import ReplicaLoad, ServePolicy
-from cluster.config import ClusterConfig, load_cluster_config
+from cluster.config import ClusterConfig, fixed_changes, load_cluster_config
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
-from cluster.fleet import Fleet, Replica, ReplicaState, with_releases
+from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, without_release
 from cluster.reconciler import Order, Reconciler, ready
 from cluster.replica_process import ReplicaProcess
 from cluster.state_folder import FleetState, private_folder, replace_files
@@ -88,7 +88,16 @@ class ReconcilerActor:
         return self._config
 
     async def configure(self, config: ClusterConfig) -> None:
-        """Adopts a changed configuration: routing, and new releases."""
+        """Adopts a changed configuration: routing, and new releases.
+
+        Raises:
+            ConfigError: a field changed that a running fleet cannot adopt.
+        """
+        if fixed := fixed_changes(self._config, config):
+            raise ConfigError(
+                f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
+                "restore it, or restart the fleet"
+            )
         with self._adopting(config, self._deployments):
             self._reconciler.apply(with_releases, config)
         self._reconciler.allow_interval(config.health.interval_s)
@@ -102,11 +111,18 @@ class ReconcilerActor:
 
     async def deployed(self, deployment: Deployment) -> None:
         """Records a deployment."""
-        self._record({**self._deployments, deployment.app: deployment})
+        with self._adopting(self._config, {**self._deployments, deployment.app: deployment}):
+            self._reconciler.apply(lambda fleet: fleet)  # writes it
 
     async def removed(self, deployment: Deployment) -> None:
-        """Forgets a deployment."""
-        self._record({app: kept for app, kept in self._deployments.items() if app != deployment.app})
+        """Forgets a deployment and its release.
+
+        Raises:
+            ConfigError: as `without_release`.
+        """
+        left = {app: kept for app, kept in self._deployments.items() if app != deployment.app}
+        with self._adopting(self._config, left):
+            self._reconciler.apply(without_release, deployment.model, deployment.release)
 
     async def deployments(self) -> dict[str, Deployment]:
         """The recorded deployments, by Serve application."""
@@ -115,10 +131,6 @@ class ReconcilerActor:
     async def write_error(self) -> str:
         """Why the files differ from the fleet; empty: they are equal."""
         return self._reconciler.write_error
-
-    def _record(self, deployments: dict[str, Deployment]) -> None:
-        with self._adopting(self._config, deployments):
-            self._reconciler.apply(lambda fleet: fleet)  # writes it
 
     @contextlib.contextmanager
     def _adopting(self, config: ClusterConfig, deployments: dict[str, Deployment]) -> Iterator[None]:
@@ -327,6 +339,7 @@ def application(args: Mapping[str, str]) -> Any:
     config = load_cluster_config(Path(args["file"]))
     deployment = deployment_of(config, args["model"], args["release"], host="")
     reconciler = _reconciler_actor(config, of_serve=False, get_if_exists=True, resources={HEAD: 0.001})
+    answer(reconciler.configure.remote(config))  # the file may have another release than at the first call
     answer(reconciler.deployed.remote(deployment))
     return _application(deployment)
 
@@ -339,7 +352,7 @@ def _application(deployment: Deployment) -> Any:
     return found.bind(deployment)
 
 
-def remove(reconciler: Any, deployments: Sequence[Deployment], hurried: Callable[[], bool] = lambda: False) -> None:
+def remove(deployments: Sequence[Deployment], hurried: Callable[[], bool] = lambda: False) -> None:
     """Stops all replicas of ``deployments`` after their drain, and waits for that, unless ``hurried``.
 
     Raises:
@@ -353,8 +366,6 @@ def remove(reconciler: Any, deployments: Sequence[Deployment], hurried: Callable
         if time.monotonic() > late_s:
             raise ModelError(f"{', '.join(sorted(left))}: replicas still run after their drain_s")
         time.sleep(_POLL_S)
-    for deployment in deployments:
-        answer(reconciler.removed.remote(deployment))
 
 
 def failures() -> dict[str, str]:

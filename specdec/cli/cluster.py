@@ -112,7 +112,7 @@ def rollout_command(
 ) -> None:
     """Apply the file: start new releases, replace replicas with changed settings, stop removed releases. Or, with one
     of the options, move sessions between releases."""
-    from cluster.fleet import rolled_back, switched
+    from cluster.fleet import rolled_back, switched, with_share
 
     asked = [name for name, given in (
         ("--weight", weight is not None), ("--promote", promote), ("--rollback", rollback), ("--restart", restart)
@@ -135,7 +135,7 @@ def rollout_command(
         elif promote:
             operate.change(reconciler, switched, model, release)
         else:
-            operate.canary(reconciler, model, release, weight)
+            operate.change(reconciler, with_share, model, release, weight)
         if wait:
             drains_s = config.drain_s * sum(model.replicas.max for model in config.models)
             operate.wait_complete(reconciler, rollouts, _COMPLETE_S + drains_s)

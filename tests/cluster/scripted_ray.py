@@ -157,7 +157,7 @@ class ScriptedRay:
         self.actors = {name: other for name, other in self.actors.items() if other is not handle}
 
     def _remote(self, **_: Any) -> Any:
-        return lambda cls: SimpleNamespace(options=lambda **options: _Class(self, cls, options["name"]))
+        return lambda cls: SimpleNamespace(options=lambda **options: _Class(self, cls, **options))
 
 
 class _Status(str):
@@ -167,12 +167,14 @@ class _Status(str):
 
 
 class _Class:
-    def __init__(self, ray: ScriptedRay, cls: type, name: str) -> None:
-        self._ray, self._cls, self._name = ray, cls, name
+    def __init__(self, ray: ScriptedRay, cls: type, name: str, get_if_exists: bool = False, **_: Any) -> None:
+        self._ray, self._cls, self._name, self._shared = ray, cls, name, get_if_exists
 
     def remote(self, *words: Any) -> Handle:
         """Creates the actor."""
         if self._name in self._ray.actors:
+            if self._shared:
+                return self._ray.actors[self._name]
             raise ValueError(f"the name {self._name} is taken")
         handle = self._ray.actors[self._name] = Handle(self._cls(*words))
         return handle

@@ -15,10 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from cluster import envoy_process
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
+from cluster.fleet import with_share
 from cluster.reconciler import ready
 from cluster.state_folder import locked, private_folder
 from specdec.errors import ConfigError, ModelError, SpecdecError
@@ -267,7 +269,8 @@ def test_a_rollout_waits_for_the_full_drain_of_an_ending_release(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, takes_s: float, is_too_long: bool
 ) -> None:
     fleet.config = fleet.configured(drain_s=600)
-    reconciler, now_s = started(fleet), 0.0
+    started(fleet)
+    now_s = 0.0
     fleet.ray.ends = False
 
     def sleep(seconds: float) -> None:
@@ -280,9 +283,9 @@ def test_a_rollout_waits_for_the_full_drain_of_an_ending_release(
     running = [deployment_of(fleet.config, "coder", "blue")]
     if is_too_long:
         with pytest.raises(ModelError, match=r"coder\.blue: replicas still run"):
-            fleet.ray_serve.remove(reconciler, running)
+            fleet.ray_serve.remove(running)
     else:
-        fleet.ray_serve.remove(reconciler, running)
+        fleet.ray_serve.remove(running)
 
 
 def test_replicas_that_die_or_drain_meanwhile_do_not_fail_a_rollout(fleet: Fleet) -> None:
@@ -349,11 +352,63 @@ def test_a_rollout_tries_a_release_again_whose_failure_nobody_awaited(fleet: Fle
     reconciler = started(fleet)
     changed = fleet.configured(drain_s=90)
     (begun,) = fleet.operate.apply(reconciler, changed, fleet.say)
-    assert fleet.operate.apply(reconciler, changed, fleet.say) == []
+    (same,) = fleet.operate.apply(reconciler, changed, fleet.say)
+    assert same == (begun.deployment, begun.deployment)
     fail(fleet, "coder.blue")
     (again,) = fleet.operate.apply(reconciler, changed, fleet.say)
     assert again.deployment.version != begun.deployment.version
     assert fleet.ray_serve.is_complete("coder.blue")
+
+
+def test_a_rollout_that_was_interrupted_is_completed_by_the_next(fleet: Fleet) -> None:
+    reconciler = started(fleet)
+    fleet.operate.serve.run_many, run_many = None, fleet.operate.serve.run_many
+    with pytest.raises(TypeError):  # it is recorded, and Serve never gets it
+        fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
+    fleet.operate.serve.run_many = run_many
+    former = fleet.ray.apps["coder.blue"]
+    (rollout,) = fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
+    assert fleet.ray.apps["coder.blue"] is not former
+    fleet.operate.wait_complete(reconciler, [rollout], 60)
+
+
+@pytest.mark.parametrize("state", ["DEPLOY_FAILED", "RUNNING"])
+def test_a_rollout_that_another_command_replaced_is_reported_and_changes_nothing(fleet: Fleet, state: str) -> None:
+    reconciler = started(fleet)
+    mine = fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
+    fleet.operate.apply(reconciler, fleet.configured(drain_s=30), fleet.say)
+    fleet.ray.apps["coder.blue"] = fleet.ray.app(state, "REPLICA_STARTUP_FAILED", "no such file")
+    with pytest.raises(ModelError, match=r"coder\.blue: another command changed it meanwhile"):
+        fleet.operate.wait_complete(reconciler, mine, 60)
+    assert deployments(reconciler)["coder.blue"].drain_s == 30
+
+
+def test_a_release_that_cannot_be_removed_yet_is_removed_by_the_next_rollout(fleet: Fleet) -> None:
+    reconciler = started(fleet)
+    two = fleet.configured(model={"releases": {"blue": {}, "green": {"weight": 0}}})
+    fleet.operate.apply(reconciler, two, fleet.say)
+    late = fleet.operate.ask(reconciler, "join", "coder", "green", "127.0.0.1")
+    with pytest.raises(ConfigError, match="coder/green has replicas"):
+        fleet.operate.apply(reconciler, fleet.config, fleet.say)
+    fleet.operate.ask(reconciler, "leave", late)
+    fleet.operate.apply(reconciler, fleet.config, fleet.say)
+    assert [*fleet.operate.status(reconciler)["models"]["coder"]] == ["blue"]
+
+
+def test_a_rayservice_with_another_release_extends_the_running_fleet(fleet: Fleet) -> None:
+    fleet.ray.running = True
+    file, content = fleet.folder / "cluster.yaml", fleet.config.model_dump(mode="json")
+    for releases in ({"blue": {}}, {"blue": {}, "green": {"weight": 0}}):
+        content["models"][0]["releases"] = releases
+        file.write_text(yaml.safe_dump(content))
+        for release in releases:
+            fleet.ray_serve.application({"file": str(file), "model": "coder", "release": release})
+    reconciler = fleet.ray_serve.find_reconciler()
+    assert fleet.operate.ask(reconciler, "join", "coder", "green", "10.0.0.1").id == "coder.green.0"
+    content["listen"]["admin_port"] = 8000
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=r"listen\.admin_port: cannot change while the fleet runs"):
+        fleet.ray_serve.application({"file": str(file), "model": "coder", "release": "blue"})
 
 
 def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet) -> None:
@@ -398,7 +453,7 @@ def test_a_change_that_cannot_be_recorded_is_not_started(fleet: Fleet, monkeypat
 
 def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match="coder has no release but blue"):
-        fleet.operate.canary(started(fleet), "coder", "blue", 5)
+        fleet.operate.change(started(fleet), with_share, "coder", "blue", 5)
 
 
 @pytest.mark.parametrize(
@@ -416,11 +471,11 @@ def test_a_canary_gets_its_share_whatever_the_weights_were(
     for name in ("blue", "green"):
         replica = fleet.operate.ask(reconciler, "join", "coder", name, "127.0.0.1")
         fleet.operate.ask(reconciler, "beat", ready(replica, 1, 2, "f" * 32), None)
-    fleet.operate.canary(reconciler, "coder", "green", 5)
+    fleet.operate.change(reconciler, with_share, "coder", "green", 5)
     found = fleet.operate.status(reconciler)["models"]["coder"]
     assert tuple(found[name]["weight"] for name in names) == (*percent, 5)
     with pytest.raises(ConfigError, match="coder/red has no replica that is ready"):
-        fleet.operate.canary(reconciler, "coder", "red", 60)
+        fleet.operate.change(reconciler, with_share, "coder", "red", 60)
 
 
 def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:
