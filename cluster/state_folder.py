@@ -147,7 +147,10 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
 
 
 def log_tail(path: Path) -> str:
-    """The end of a log, for an error to quote."""
-    with path.open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        return log.read().decode("utf-8", "replace").strip() or "its log is empty"
+    """The end of a log, for an error to quote. Somebody who needs space on the disk may have deleted it."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode("utf-8", "replace").strip() or "its log is empty"
+    except OSError as error:
+        return f"its log cannot be read ({error.strerror})"

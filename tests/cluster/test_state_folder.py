@@ -87,6 +87,8 @@ def test_an_error_quotes_the_end_of_a_log(tmp_path: Path) -> None:
     assert log_tail(log).endswith("first \ufffd last")
     log.write_bytes(b"")
     assert log_tail(log) == "its log is empty"
+    log.unlink()  # or the supervisor of a server that died could not report it, and nothing would replace it
+    assert log_tail(log) == "its log cannot be read (No such file or directory)"
 
 
 def state() -> FleetState:
