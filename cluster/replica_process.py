@@ -40,7 +40,7 @@ class ReplicaProcess:
 
     Raises:
         ConfigError: others may write to the folder.
-        ModelError: the deployment's interpreter cannot be run.
+        ModelError: a file cannot be written, or the deployment's interpreter cannot be run.
     """
 
     def __init__(self, replica_id: str, deployment: Deployment, host: str) -> None:
@@ -55,11 +55,16 @@ class ReplicaProcess:
         config, self._log = own / "specdec.yaml", own / "specdec.log"
         found = settings_of(settings, replica_id)
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
-        replace_files({config: yaml.safe_dump(found, sort_keys=False).encode()})  # the first of `engines` is a default
+        content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
         program = str((deployment.python or Path(sys.executable)).expanduser())
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
-        with self._log.open("ab") as log:
+        try:
+            replace_files({config: content})
+            log = self._log.open("ab")
+        except OSError as error:
+            raise ModelError(f"folder: {own} cannot be written ({error.strerror})") from None
+        with log:
             try:
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent

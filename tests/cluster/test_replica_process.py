@@ -14,6 +14,7 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig, settings_of
 from cluster.deployment import Deployment, deployment_of
 from cluster.replica_process import ReplicaProcess
+from cluster.state_folder import private_folder
 from specdec.errors import ConfigError, ModelError
 
 
@@ -112,6 +113,12 @@ def test_sections_of_the_settings_may_be_empty(tmp_path: Path) -> None:
 def test_a_machine_may_have_an_ipv6_address(tmp_path: Path) -> None:
     process = replica(tmp_path / "state", {}, host="::1")
     assert process._client.base_url == f"http://[::1]:{process.http_port}"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (private_folder(tmp_path / "state" / "replicas") / "coder.blue.0" / "specdec.log").mkdir(mode=0o700, parents=True)
+    with pytest.raises(ModelError, match=r"folder: .*/replicas/coder\.blue\.0 cannot be written \(Is a directory"):
+        replica(tmp_path / "state", {})
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
