@@ -29,7 +29,7 @@ from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
 from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, without_release
 from cluster.reconciler import Order, Reconciler, ready
-from cluster.replica_process import ReplicaProcess
+from cluster.replica_process import ReplicaProcess, SilentServerError
 from cluster.state_folder import FleetState, private_folder, replace_files
 from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, ModelError, SpecdecError
@@ -46,6 +46,7 @@ _ENDED_S = 60.0  # after the drain time, for Ray to report that a replica ended
 _SURGE_PERCENT = 25  # of the replicas, at least one: started before as many old ones stop
 _START_TRIES = 3
 _ANSWER_S = 60.0  # for an answer of the reconciler
+_HANGS_AFTER = 20  # requests without an answer in a row: a minute, with the default interval
 
 
 class FleetUnreachableError(SpecdecError):
@@ -161,6 +162,7 @@ class ServerReplica:
         self._deployment = deployment
         self._reconciler = ray.get_actor(RECONCILER, namespace=NAMESPACE)
         self._load: ReplicaLoad | None = None
+        self._unanswered = 0  # requests to the server, in a row
         self._ended = ""  # why it does not serve any more
         host = deployment.host or ray.util.get_node_ip_address()
         self._replica: Replica = await self._ask("join", deployment.model, deployment.release, host)
@@ -226,8 +228,12 @@ class ServerReplica:
         if self._replica.fingerprint and self._draining is None:
             try:
                 _, self._load = await self._process.load()
-            except ModelError as error:  # the server is overloaded or dying, which other checks detect
+                self._unanswered = 0
+            except ModelError as error:
                 _LOG.warning("%s: %s", self._replica.id, error)
+                self._unanswered = self._unanswered + 1 if isinstance(error, SilentServerError) else 0
+                if self._unanswered == _HANGS_AFTER:  # it gets no calls either, since Envoy asks it too
+                    self._process.kill()
         order: Order = await self._ask("beat", self._replica, self._load)
         return order
 

@@ -32,6 +32,10 @@ _REQUEST_S = 2.0  # timeout of /readyz and /v1/loads
 _KILL_AFTER_S = 5.0  # after the drain time
 
 
+class SilentServerError(ModelError):
+    """A server does not answer a request in time."""
+
+
 class ReplicaProcess:
     """A server on its own ports.
 
@@ -97,7 +101,8 @@ class ReplicaProcess:
         all that wait, the longest wait, and how busy the busiest is.
 
         Raises:
-            ModelError: it does not answer, or refuses the key.
+            SilentServerError: it does not answer.
+            ModelError: it refuses the key, say.
         """
         answers = [await self._loads(model) for model in self._models]
         loads = [answer["loads"][0] for answer in answers]
@@ -117,7 +122,7 @@ class ReplicaProcess:
             hint = "; its keys_file needs the key in the model's key_file" if status in (401, 403) else ""
             raise ModelError(f"the server answers {status} to /v1/loads{hint}") from None
         except httpx.HTTPError as error:
-            raise ModelError(f"the server does not answer: {error!r}") from None
+            raise SilentServerError(f"the server does not answer: {error!r}") from None
         return answer.json()
 
     def bound_log(self) -> None:
@@ -134,12 +139,16 @@ class ReplicaProcess:
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Ends the server at once."""
+        self._process.kill()
+
     async def stopped(self) -> None:
         """Waits for the exit after `begin_stop`; kills the server if it exceeds its drain time."""
         late_s = time.monotonic() + self._drain_s + _KILL_AFTER_S
         while self.alive:
             if time.monotonic() > late_s:
-                self._process.kill()
+                self.kill()
             await asyncio.sleep(0.05)
         await self._client.aclose()
 

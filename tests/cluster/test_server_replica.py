@@ -16,6 +16,8 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import ReplicaState, draining
+from cluster.replica_process import SilentServerError
+from specdec.errors import ModelError
 from tests.cluster.scripted_ray import scripted_ray
 
 
@@ -23,6 +25,7 @@ class ScriptedProcess:
     """A server that ends when the test says."""
 
     errors: ClassVar[list[Exception]] = []
+    silent: ClassVar[list[Exception]] = []
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.alive, self.stopping, self.over = True, asyncio.Event(), asyncio.Event()
@@ -33,13 +36,23 @@ class ScriptedProcess:
         return True
 
     async def load(self) -> tuple[str, ReplicaLoad]:
-        """As one that is idle."""
+        """As one that is idle, or fails as often as the test sets."""
+        if ScriptedProcess.silent:
+            raise ScriptedProcess.silent.pop()
         return "f", ReplicaLoad(0, 0, 0)
 
     def bound_log(self) -> None:
         """Fails as often as the test sets."""
         if ScriptedProcess.errors:
             raise ScriptedProcess.errors.pop()
+
+    def exit_reason(self) -> str:
+        """Of a killed one."""
+        return "it was killed"
+
+    def kill(self) -> None:
+        """End immediately."""
+        self.alive = False
 
     def begin_stop(self) -> None:
         """Start to stop while calls continue."""
@@ -120,6 +133,21 @@ async def test_heartbeats_continue_after_an_error(made: SimpleNamespace, monkeyp
         await asyncio.sleep(0.01)
     replica._process.over.set()
     await replica.serve_ends()
+
+
+async def test_a_server_that_hangs_is_killed_and_replaced(made: SimpleNamespace) -> None:
+    """One that refuses the key answers, and one that answers again is not killed."""
+    replica = await made.start()
+    silent, refusal = SilentServerError("timeout"), ModelError("the server answers 401")
+    ScriptedProcess.silent = [*[silent] * 19, refusal, *[silent] * 19]
+    while ScriptedProcess.silent or replica._unanswered:
+        await asyncio.sleep(0.01)
+    replica.check_health()
+    ScriptedProcess.silent = [silent] * 20
+    while made.reconciler.fleet.replicas:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ModelError, match="it was killed"):
+        replica.check_health()  # upon which Serve starts another
 
 
 async def test_a_replaced_replica_ends_without_affecting_its_successor(made: SimpleNamespace) -> None:
