@@ -97,6 +97,9 @@ def _key(model: ModelConfig) -> str:
     if model.key_file is None:
         return ""
     try:
-        return model.key_file.expanduser().read_text(encoding="utf-8").strip()
+        key = model.key_file.expanduser().read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{model.name}.key_file: {model.key_file} cannot be read: {error}") from None
+    if len(key.split()) != 1:
+        raise ConfigError(f"{model.name}.key_file: {model.key_file} must hold one key and nothing else")
+    return key

@@ -143,10 +143,23 @@ def test_replicas_of_one_machine_use_different_ports() -> None:
     deployed({"endpoint": fixed}, host="")  # on several machines each may have one replica
 
 
-def test_keys_cross_the_network_of_several_machines_only_if_the_settings_say_so() -> None:
+def test_a_key_file_holds_one_key(tmp_path: Path) -> None:
+    """It may be taken for the keys file, whose content no header can hold."""
+    file = tmp_path / "key"
+    config = ClusterConfig.model_validate({"models": [{"name": "coder", "key_file": file}]})
+    for content in ("", "- name: alice\n  hash: sha256:0\n", "old\nnew\n"):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=r"coder\.key_file: .* must hold one key and nothing else"):
+            deployment_of(config, "coder", "blue")
+    file.write_text("secret\n")
+    assert deployment_of(config, "coder", "blue").key == "secret"
+
+
+def test_keys_cross_the_network_of_several_machines_only_if_the_settings_say_so(tmp_path: Path) -> None:
     """Else every replica would exit at its start."""
+    (tmp_path / "key").write_text("secret")
     server: dict[str, Any] = {"keys_file": "/keys.yaml"}
-    model = {"name": "coder", "settings": {"server": server}, "key_file": __file__}
+    model = {"name": "coder", "settings": {"server": server}, "key_file": tmp_path / "key"}
     config = ClusterConfig.model_validate({"models": [model]})
     deployment_of(config, "coder", "blue")
     with pytest.raises(ConfigError, match=r"coder\.blue: server\.keys_file: .* set server\.keys_without_tls: true"):
