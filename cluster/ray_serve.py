@@ -229,11 +229,14 @@ class ServerReplica:
             try:
                 _, self._load = await self._process.load()
                 self._unanswered = 0
-            except ModelError as error:
+            except SilentServerError as error:  # its load is as before, as far as anybody knows
                 _LOG.warning("%s: %s", self._replica.id, error)
-                self._unanswered = self._unanswered + 1 if isinstance(error, SilentServerError) else 0
+                self._unanswered += 1
                 if self._unanswered == _HANGS_AFTER:  # it gets no calls either, since Envoy asks it too
                     self._process.kill()
+            except ModelError as error:  # its key was deleted
+                _LOG.warning("%s: %s", self._replica.id, error)
+                self._load, self._unanswered = None, 0
         order: Order = await self._ask("beat", self._replica, self._load)
         return order
 

@@ -150,6 +150,20 @@ async def test_a_server_that_hangs_is_killed_and_replaced(made: SimpleNamespace)
         replica.check_health()  # upon which Serve starts another
 
 
+async def test_a_server_that_refuses_the_key_has_no_load(made: SimpleNamespace) -> None:
+    """The last one would decide on the number of replicas for good."""
+    replica = await made.start()
+    assert replica.record_autoscaling_stats()
+    ScriptedProcess.silent = [ModelError("the server answers 401")] * 50
+    while replica.record_autoscaling_stats():
+        await asyncio.sleep(0.01)
+    ScriptedProcess.silent = []
+    while not replica.record_autoscaling_stats():
+        await asyncio.sleep(0.01)
+    replica._process.over.set()
+    await replica.serve_ends()
+
+
 async def test_a_replaced_replica_ends_without_affecting_its_successor(made: SimpleNamespace) -> None:
     former = await made.start()
     made.reconciler._drop(former._replica.id)
