@@ -26,8 +26,6 @@ from specdec.errors import RequestError
 from specdec.load.figures import spread
 from specdec.load.request import Record
 
-CHOICES = 2  # replicas that Envoy's LEAST_REQUEST compares
-
 
 class BoundedRing:
     """Consistent hashing with bounded loads (Mirrokni et al. 1608.01350): a session has one home replica, and an order
@@ -59,8 +57,6 @@ class BoundedRing:
 
     def _less_busy(self, active: Sequence[int]) -> int:
         count = len(active)
-        if count <= CHOICES:
-            return min(range(count), key=active.__getitem__)
         first = int(self._rng.random() * count)
         second = (first + 1 + int(self._rng.random() * (count - 1))) % count
         return first if active[first] <= active[second] else second

@@ -124,3 +124,5 @@ def test_requests_without_a_key_go_to_the_less_busy_of_two() -> None:
     router = BoundedRing(8, seed=0)
     assert {router.choose("", [9] * 7 + [0]) for _ in range(200)} > {7}
     assert BoundedRing(2, seed=0).choose("", [3, 2]) == 1
+    assert {BoundedRing(2, seed).choose("", [0, 0]) for seed in range(20)} == {0, 1}
+    assert BoundedRing(1, seed=0).choose("", [3]) == 0
