@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -53,11 +53,7 @@ def export_profile(
     about = {"target": parts.info.target, "machine": machine, "limits": limits}
     if decisions is None:
         return Profile.model_validate(about | {"verify": _measured(parts)})
-    fitted = fit_steps(decisions)
-    profile = Profile.model_validate(
-        about
-        | {"verify": fitted.verify, "noise": fitted.noise, "drafted": fitted.drafted, "overheads": fitted.overheads}
-    )
+    profile = Profile.model_validate(about | fit_steps(decisions))
     if captured is None:
         return profile
     try:
@@ -90,18 +86,9 @@ def _measured(parts: EngineParts) -> dict[str, Any]:
     return profile_costs(parts.decoder, drafters, PROFILE_S).verify
 
 
-@dataclass(frozen=True, slots=True)
-class FittedSteps:
-    """The fields of `Profile` that a decision trace yields."""
-
-    verify: dict[str, Any]
-    noise: tuple[float, ...]
-    drafted: tuple[DraftedStep, ...]
-    overheads: Overheads
-
-
-def fit_steps(path: Path, *others: Path) -> FittedSteps:
-    """Fits the decision traces of servers (`specdec serve --trace-file`) under a load like the planned one.
+def fit_steps(path: Path, *others: Path) -> dict[str, Any]:
+    """The fields of `Profile` that decision traces of servers (`specdec serve --trace-file`) yield; their load should
+    be like the planned one.
 
     Raises:
         ConfigError: a file is not a trace, holds too few steps, or an impossible step.
@@ -122,7 +109,7 @@ def fit_steps(path: Path, *others: Path) -> FittedSteps:
     noise = np.maximum(noise / noise.mean(), MIN_NOISE)
     drafted = _drafted(steps)
     overheads = _overheads(steps, drafts=bool(drafted))
-    return FittedSteps(verify, tuple(float(value) for value in noise.round(5)), drafted, overheads)
+    return {"verify": verify, "noise": noise.round(5).tolist(), "drafted": drafted, "overheads": overheads}
 
 
 def _at_speed_of(table: CostTable, steps: Sequence[StepTrace]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Any, cast
 
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
@@ -107,8 +106,7 @@ class Replica:
         limits = profile.limits
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
         self._admission = Admission(self, server, self._front_clock)
-        self._streams: dict[str, RequestStream] = {}
-        self._admitted: dict[str, RequestStream] = {}
+        self._streams: dict[str, RequestStream] = {}  # of admitted requests that have not ended
         self._inbox: list[Request] = []
         self._events: list[RequestEvent] = []
         self._refused: list[str] = []
@@ -137,11 +135,6 @@ class Replica:
         return self._info
 
     @property
-    def active(self) -> int:
-        """Admitted requests that have not ended."""
-        return len(self._admitted)
-
-    @property
     def busy(self) -> bool:
         """Whether a `step` has work."""
         return bool(self._inbox) or self._engine.has_work()
@@ -153,7 +146,7 @@ class Replica:
             RequestError: admission refuses it.
         """
         self._front_clock.now = now
-        self._admitted[request.request_id] = self._admission.admit(ANYBODY, request)
+        self._admission.admit(ANYBODY, request)
 
     def step(self, now: float) -> float:
         """Submits the admitted requests and runs a step from ``now`` on; returns its end."""
@@ -181,26 +174,19 @@ class Replica:
             found.append((event.request_id, self._next(event.request_id)))
         return found
 
-    def generate(self, request: Request, *, hold: bool = False) -> RequestStream:
-        """Called by admission, which holds no request here; the engine gets it at the next step."""
-        stream = RequestStream(request, partial(self._ended, request.request_id))
-        self._streams[request.request_id] = stream
+    def generate(self, request: Request) -> RequestStream:
+        """Called by admission; the engine gets the request at the next step."""
+        stream = self._streams[request.request_id] = RequestStream(request, lambda complete: None)
         self._inbox.append(request)
         return stream
-
-    def release(self, stream: RequestStream) -> None:
-        """No request is held."""
 
     def abort(self, request_id: str) -> bool:
         """Called by admission."""
         return self._engine.abort(request_id)
 
-    def _ended(self, request_id: str, complete: bool) -> None:
-        del self._streams[request_id]
-
     def _next(self, request_id: str) -> Outcome:
         """Returns what the reader of a request gets. It is available, so the coroutine must not wait."""
-        stream = self._admitted[request_id]
+        stream = self._streams[request_id]
         outcome: Outcome
         reading = cast(Coroutine[Any, None, RequestEvent], stream.__anext__())
         try:
@@ -212,6 +198,6 @@ class Replica:
         else:
             raise RuntimeError("a reader waits for an event that is available")
         if not isinstance(outcome, Started | Delta):
-            del self._admitted[request_id]
+            del self._streams[request_id]
             stream.close()
         return outcome

@@ -186,10 +186,9 @@ def _profile(
     drafts come from the load's own trace, because they depend on its texts.
     """
     fitted = fit_steps(*(place / CALIBRATION for place in places))
-    drafted = fit_steps(*(place / LOADED for place in places)).drafted
+    drafted = fit_steps(*(place / LOADED for place in places))["drafted"]
     profile = Profile(
-        target=info.target, limits=limits_of(config.engine, info, config.server), verify=fitted.verify,
-        noise=fitted.noise, drafted=drafted, overheads=fitted.overheads,
-    )  # fmt: skip
+        target=info.target, limits=limits_of(config.engine, info, config.server), **fitted | {"drafted": drafted}
+    )
     fleet = FleetPlan(profile, plan.replicas, plan.seed)
     return with_request_ms(profile, fit_request_ms(fleet, calibration, waited_ms))

@@ -188,19 +188,19 @@ def decisions(path: Path, reading: float, rows: float, **changes: Any) -> Path:
 
 def test_speeds_and_overheads_are_estimated_from_a_trace(tmp_path: Path) -> None:
     found = fit_steps(decisions(tmp_path / "d.jsonl", reading=1.5, rows=0.8))
-    assert found.verify["ms"][0] == pytest.approx([15.0, 15.0 + 0.8 * 25.5], rel=1e-3)
-    assert found.noise == pytest.approx([1.0] * len(found.noise), abs=1e-3)
-    assert found.drafted == ()
-    assert found.overheads.step_ms == pytest.approx(0.25 + 0.25 + 0.5 + 0.5)
+    assert found["verify"]["ms"][0] == pytest.approx([15.0, 15.0 + 0.8 * 25.5], rel=1e-3)
+    assert found["noise"] == pytest.approx([1.0] * len(found["noise"]), abs=1e-3)
+    assert found["drafted"] == ()
+    assert found["overheads"].step_ms == pytest.approx(0.25 + 0.25 + 0.5 + 0.5)
 
 
 def test_draft_gains_are_estimated_from_a_trace(tmp_path: Path) -> None:
     replay = {"kept": [[1, 2, 3], []], "outcome": {"tokens": [[5, 6], [7]]}}
     changes = {"sequences": 2, "budget": 3, "realised_tokens": 3, "prefill_rows": 0}
-    of_replay = fit_steps(decisions(tmp_path / "replay", 1.0, 1.0, **changes, replay=replay)).drafted
+    of_replay = fit_steps(decisions(tmp_path / "replay", 1.0, 1.0, **changes, replay=replay))["drafted"]
     assert {each.sequences for each in of_replay} == {((3, 2), (0, 1))}
     assert {each.draft_ms for each in of_replay} == {0.25}
-    dealt = fit_steps(decisions(tmp_path / "dealt", 1.0, 1.0, **changes)).drafted
+    dealt = fit_steps(decisions(tmp_path / "dealt", 1.0, 1.0, **changes))["drafted"]
     assert {each.sequences for each in dealt} == {((2, 2), (1, 1))}
 
 
