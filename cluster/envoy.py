@@ -80,7 +80,7 @@ class EnvoyFiles:
 
 
 def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:
-    """Writes what Envoy reads at its start. `write_fleet` comes first, so that the watched files exist."""
+    """Writes what Envoy reads at its start. Its watched files are written first, so that they exist."""
     contents = {files.bootstrap: encoded(bootstrap(config, files))}
     cert, key, ca = config.listen.tls_cert, config.listen.tls_key, config.listen.tls_client_ca
     if cert is not None and key is not None:
@@ -90,16 +90,6 @@ def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:
         authorities = {"trusted_ca": _file(ca), **_watched_folder(ca)}
         contents[files.client_ca] = encoded(_secret("client_ca", {"validation_context": authorities}))
     replace_files(contents)
-
-
-def write_fleet(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> list[Path]:
-    """Updates the watched files; returns those that changed.
-
-    Raises:
-        ConfigError: a replica's host is not an IP address; no file was written.
-        OSError: a file cannot be written; none changed.
-    """
-    return replace_files(fleet_files(config, fleet, files))
 
 
 def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> dict[Path, bytes]:

@@ -24,9 +24,9 @@ import httpx
 import psutil
 
 from cluster.config import ClusterConfig, ListenConfig, authority
-from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
+from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.fleet import Fleet
-from cluster.state_folder import bound_log, log_tail
+from cluster.state_folder import bound_log, log_tail, replace_files
 from cluster.supervisor import Supervisor
 from server.auth.access import TlsFiles
 from specdec.errors import ConfigError, SpecdecError
@@ -204,7 +204,7 @@ class EnvoyProcess:
     def __init__(self, config: ClusterConfig, fleet: Fleet, folder: Path, program: Path | None = None) -> None:
         self._config, self._files = config, EnvoyFiles(folder.expanduser().absolute())
         self._program = program or find_envoy()
-        write_fleet(config, fleet, self._files)
+        replace_files(fleet_files(config, fleet, self._files))
         write_bootstrap(config, self._files)
         self.admin = EnvoyAdmin(self._files)
         self._log_file, self._pid_file = self._files.folder / "envoy.log", self._files.folder / "envoy.pid"

@@ -41,8 +41,7 @@ _POLL_S = 0.25
 _OBJECT_STORE = 80 << 20  # bytes; Ray's minimum, since the fleet does not use it
 _HOOK = {"worker_process_setup_hook": "specdec.put_own_modules_first"}
 _SETTINGS = {
-    "namespace": NAMESPACE, "include_dashboard": False, "log_to_driver": False, "configure_logging": False,
-    "logging_level": "ERROR",
+    "namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False, "logging_level": "ERROR",
 }  # fmt: skip
 
 
@@ -54,17 +53,13 @@ def own_ray(config: ClusterConfig) -> Iterator[None]:
         FleetUnreachableError: it does not start.
     """
     address_file = _address_file(config)
-    try:
-        ray.init(address="local", object_store_memory=_OBJECT_STORE, runtime_env=_HOOK, **_SETTINGS)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        ray.shutdown()
-        raise FleetUnreachableError(f"Ray does not start: {error}") from None
-    try:
-        address_file.write_text(ray.get_runtime_context().gcs_address)
-        yield
-    finally:
-        address_file.unlink(missing_ok=True)
-        ray.shutdown()
+    address_file.unlink(missing_ok=True)  # of a `serve` that was killed
+    with _joined("Ray does not start", address="local", object_store_memory=_OBJECT_STORE, include_dashboard=False):
+        try:
+            address_file.write_text(ray.get_runtime_context().gcs_address)
+            yield
+        finally:
+            address_file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -74,16 +69,21 @@ def attached(config: ClusterConfig, address: str | None = None) -> Iterator[Any]
     Raises:
         FleetUnreachableError: there is none.
     """
-    with _joined(address or _own_address(config)):
+    with _ray_at(address or _own_address(config)):
         yield find_reconciler()
 
 
+def _ray_at(address: str) -> contextlib.AbstractContextManager[None]:
+    return _joined(f"no Ray answers at {address}", address=address)
+
+
 @contextlib.contextmanager
-def _joined(address: str) -> Iterator[None]:
+def _joined(refusal: str, **options: Any) -> Iterator[None]:
     try:
-        ray.init(address=address, runtime_env=_HOOK, **{**_SETTINGS, "include_dashboard": None})
+        ray.init(runtime_env=_HOOK, **_SETTINGS, **options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise FleetUnreachableError(f"no Ray answers at {address}: {error}") from None
+        ray.shutdown()
+        raise FleetUnreachableError(f"{refusal}: {error}") from None
     try:
         yield
     finally:
@@ -114,7 +114,7 @@ async def serve_fleet(config: ClusterConfig, address: str | None, report: Report
         stop = _Stop()
         stop.listen()
         # Before Envoy starts: Ray handles SIGTERM while it starts, and would leave an Envoy behind.
-        with own_ray(config) if address is None else _joined(address):
+        with own_ray(config) if address is None else _ray_at(address):
             stop.listen()
             async with envoy:
                 await _run(config, deployments, envoy, stop, report)

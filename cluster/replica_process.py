@@ -80,11 +80,6 @@ class ReplicaProcess:
         )
 
     @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
         """Whether the process runs, ready or not."""
         return self._process.poll() is None

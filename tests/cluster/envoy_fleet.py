@@ -15,9 +15,10 @@ import pytest
 
 from bench.local_server import LocalServer
 from cluster.config import ClusterConfig
-from cluster.envoy import write_fleet
+from cluster.envoy import EnvoyFiles, fleet_files
 from cluster.envoy_process import EnvoyError, EnvoyProcess, find_envoy
 from cluster.fleet import Fleet, Replica, ReplicaState, with_release, with_replica, without_replica
+from cluster.state_folder import replace_files
 from specdec.config import Config, EngineConfig, ServerConfig
 from tests.fake_engine import SCRIPTED
 
@@ -95,6 +96,11 @@ class EnvoyFleet:
         async with httpx.AsyncClient(trust_env=False) as client:
             answers = await asyncio.gather(*(client.get(f"{self.direct(name)}/v1/loads") for name in self.servers))
         return {name: answer.json() for name, answer in zip(self.servers, answers, strict=True)}
+
+
+def write_fleet(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> list[Path]:
+    """Writes the watched files; returns those that changed."""
+    return replace_files(fleet_files(config, fleet, files))
 
 
 def route(envoy: EnvoyProcess, fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.config import ClusterConfig
-from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
+from cluster.envoy import EnvoyFiles, write_bootstrap
 from cluster.envoy_process import EnvoyError, find_envoy
 from cluster.fleet import (
     Fleet,
@@ -24,7 +24,7 @@ from cluster.fleet import (
     with_weights,
 )
 from specdec.errors import ConfigError
-from tests.cluster.envoy_fleet import envoy_program
+from tests.cluster.envoy_fleet import envoy_program, write_fleet
 
 CODER: dict[str, Any] = {"name": "coder"}
 CHAT: dict[str, Any] = {"name": "chat", "http_port": 8501, "grpc_port": None}

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 from cluster.config import ClusterConfig
-from cluster.envoy import EnvoyFiles, write_fleet
+from cluster.envoy import EnvoyFiles
 from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.simulate import BoundedRing, FleetPlan, simulate
 from cluster.plan.sizing import Goal, Trial, least_replicas
 from specdec.load.arrivals import Arrivals
 from specdec.load.request import Objective
+from tests.cluster.envoy_fleet import write_fleet
 from tests.cluster.plan.profiles import profile
 
 NOISY = profile().model_copy(update={"noise": (0.5, 1.0, 1.5)})
