@@ -14,7 +14,7 @@ import pytest
 from bench.typing_bench import PLACES, find_stretch
 from tests.cluster.envoy_fleet import EnvoyFleet, envoy_fleet
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 WORKSPACES, KEYS, BEFORE, TOKENS = 240, 12, 1500, 2
 AT_ONCE = 32

@@ -34,7 +34,7 @@ async def test_started_streams_survive_a_kill(tmp_path: Path) -> None:
             fleet = with_replica(fleet, replica_of(name, "blue", each))
         envoy = await stack.enter_async_context(EnvoyProcess(config, fleet, tmp_path / "envoy", program))
         expected = await uncut(servers["r1"].grpc_address, range(STREAMS))
-        processes = [servers["r0"].frontend, servers["r0"].engine]
+        processes = [servers["r0"].frontend, *servers["r0"].frontend.children()]
         seen, killed_at, longest = 0, 0.0, 0.0
         came = [0.0] * STREAMS
 

@@ -233,9 +233,11 @@ async def test_a_router_retries_a_call_without_a_first_byte(router: str, tmp_pat
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)  # until its engine has it
         (which,) = [number for number, tap in enumerate(taps) if tap.last("/v1/completions")]
-        os.kill(servers[which].engine.pid, signal.SIGKILL)
+        (engine,) = servers[which].frontend.children()
+        os.kill(engine.pid, signal.SIGKILL)
         answer = await asking
+        tries = sum(len([seen for seen in tap.seen if seen.path == "/v1/completions"]) for tap in taps)
         plain = await client.post("/v1/completions", json=body)
     assert answer.status_code == 200
     assert comparable(answer) == comparable(plain)
-    assert sum(len([seen for seen in tap.seen if seen.path == "/v1/completions"]) for tap in taps) == 3
+    assert tries >= 2
