@@ -210,7 +210,6 @@ class EnvoyProcess:
         self._log_file, self._pid_file = self._files.folder / "envoy.log", self._files.folder / "envoy.pid"
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor = Supervisor("Envoy", self._keep_running)
-        self.starts = 0
 
     @property
     def pid(self) -> int:
@@ -269,7 +268,6 @@ class EnvoyProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self.starts += 1
         try:
             self._pid_file.write_text(str(self._process.pid))
         except OSError as error:  # only `_stop_orphan` of a later run needs the file

@@ -248,7 +248,7 @@ class ServerReplica:
 
     async def _drain(self) -> None:
         self._replica = replace(self._replica, state=ReplicaState.DRAINING)
-        await self._notify("retire")
+        await self._notify("beat", self._load)
         await asyncio.sleep(SETTLE_S)
         self._process.begin_stop()
         await self._process.stopped()
@@ -259,10 +259,10 @@ class ServerReplica:
         self._heartbeat.cancel()
         await self._notify("leave")
 
-    async def _notify(self, method: str) -> None:
+    async def _notify(self, method: str, *words: Any) -> None:
         """Calls the reconciler, but continues without its answer: it drops silent replicas itself."""
         try:
-            await self._ask(method, self._replica)
+            await self._ask(method, self._replica, *words)
         except ray.exceptions.RayError as error:
             _LOG.warning("%s: the reconciler does not answer: %r", self._replica.id, error)
 

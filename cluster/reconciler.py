@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.autoscale import ReplicaLoad
-from cluster.fleet import Fleet, Replica, ReplicaState, draining, with_replica, without_replica
+from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, without_replica
 from specdec.errors import SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -59,17 +59,12 @@ class Reconciler:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fleet, self._write, self._clock = fleet, write, clock
+        self.fleet, self._write, self._clock = fleet, write, clock
         self._interval_s = interval_s
         self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
         self._reconciled_s = clock()
         self.write_error = ""  # of the last write; empty: it succeeded
         self._publish()
-
-    @property
-    def fleet(self) -> Fleet:
-        """The current fleet."""
-        return self._fleet
 
     def join(self, model: str, release: str, host: str) -> Replica:
         """Adds a starting replica and returns it. It gets the lowest free id, so a replacement takes over the id of the
@@ -78,13 +73,13 @@ class Reconciler:
         Raises:
             ConfigError: there is no such model or release.
         """
-        self._fleet.release(model, release)
-        taken = {replica.id for replica in self._fleet.replicas}
+        self.fleet.release(model, release)
+        taken = {replica.id for replica in self.fleet.replicas}
         ids = (f"{model}.{release}.{number}" for number in range(len(taken) + 1))
         replica_id = next(each for each in ids if each not in taken)
         replica = Replica(replica_id, model, release, host, 0, 0, owner=secrets.token_hex(8))
         self._beats[replica.id] = _Beat(self._clock())
-        self._observe(with_replica(self._fleet, replica))
+        self._observe(with_replica(self.fleet, replica))
         return replica
 
     def beat(self, replica: Replica, load: ReplicaLoad | None) -> Order:
@@ -97,20 +92,15 @@ class Reconciler:
         if self._has_new_owner(replica):
             return Order(drain=True)
         self._beats[replica.id] = _Beat(self._clock(), load)
-        known = self._fleet.replica(replica.id)
+        known = self.fleet.replica(replica.id)
         if known is not None and known.state is ReplicaState.DRAINING:
             return Order(drain=True)
         if known != replica:
-            self._observe(with_replica(self._fleet, replica))
-        pool = self._fleet.release(replica.model, replica.release).fingerprint
-        if replica in self._fleet.misfits:
+            self._observe(with_replica(self.fleet, replica))
+        pool = self.fleet.release(replica.model, replica.release).fingerprint
+        if replica in self.fleet.misfits:
             return Order(misfit=f"its numeric fingerprint is {replica.fingerprint}, its pool's {pool}")
         return Order()
-
-    def retire(self, replica: Replica) -> None:
-        """The replica takes no more calls."""
-        if self._fleet.replica(replica.id) is not None and not self._has_new_owner(replica):
-            self._observe(draining(self._fleet, replica.id))
 
     def leave(self, replica: Replica) -> None:
         """The replica stopped."""
@@ -150,13 +140,13 @@ class Reconciler:
             ConfigError: the function refuses it.
             FleetWriteError: the disk is full, say; the fleet stays as it was.
         """
-        fleet = transition(self._fleet, *arguments)
+        fleet = transition(self.fleet, *arguments)
         try:
             self._write(fleet)
         except OSError as error:
             self._note(error)
             raise FleetWriteError(f"the fleet's files cannot be written ({error.strerror}); nothing changed") from None
-        self._fleet, self.write_error = fleet, ""
+        self.fleet, self.write_error = fleet, ""
 
     def status(self) -> dict[str, Any]:
         """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
@@ -167,13 +157,13 @@ class Reconciler:
                     "fingerprint": release.fingerprint,
                     "replicas": [
                         self._replica_status(replica)
-                        for replica in self._fleet.replicas
+                        for replica in self.fleet.replicas
                         if (replica.model, replica.release) == (model, release.name)
                     ],
                 }
                 for release in releases
             }
-            for model, releases in self._fleet.releases.items()
+            for model, releases in self.fleet.releases.items()
         }
 
     def _replica_status(self, replica: Replica) -> dict[str, Any]:
@@ -181,7 +171,7 @@ class Reconciler:
         load = None if beat is None else beat.load
         return {
             "id": replica.id,
-            "state": "refused" if replica in self._fleet.misfits else replica.state.value,
+            "state": "refused" if replica in self.fleet.misfits else replica.state.value,
             "host": replica.host,
             "http_port": replica.http_port,
             "grpc_port": replica.grpc_port,
@@ -193,22 +183,22 @@ class Reconciler:
 
     def _has_new_owner(self, replica: Replica) -> bool:
         """Whether another replica took over the id after this one was dropped."""
-        known = self._fleet.replica(replica.id)
+        known = self.fleet.replica(replica.id)
         return known is not None and known.owner != replica.owner
 
     def _drop(self, replica_id: str) -> None:
         self._beats.pop(replica_id, None)
-        self._observe(without_replica(self._fleet, replica_id))
+        self._observe(without_replica(self.fleet, replica_id))
 
     def _observe(self, fleet: Fleet) -> None:
         """Adopts a fact that a replica reports."""
-        if fleet != self._fleet:
-            self._fleet = fleet
+        if fleet != self.fleet:
+            self.fleet = fleet
             self._publish()
 
     def _publish(self) -> None:
         try:
-            self._write(self._fleet)
+            self._write(self.fleet)
         except OSError as error:
             self._note(error)
         else:

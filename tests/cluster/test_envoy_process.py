@@ -73,8 +73,9 @@ async def test_an_error_during_a_restart_is_retried(
             await spawn()
 
         monkeypatch.setattr(envoy, "_spawn", fails_twice)
-        os.kill(envoy.pid, signal.SIGKILL)
-        while envoy.starts < 2:
+        former = envoy.pid
+        os.kill(former, signal.SIGKILL)
+        while envoy.pid == former:
             await asyncio.sleep(0.01)
         assert not errors
         assert envoy._supervisor.failures == 3

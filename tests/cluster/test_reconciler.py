@@ -16,6 +16,7 @@ from cluster.deployment import deployment_of
 from cluster.fleet import (
     Fleet,
     Replica,
+    ReplicaState,
     draining,
     rolled_back,
     switched,
@@ -153,7 +154,7 @@ def test_a_replica_whose_id_has_a_new_owner_does_not_affect_it() -> None:
     kept.reconciler.beat(successor, LOAD)
     assert successor.id == former.id
     assert kept.reconciler.beat(former, LOAD).drain
-    kept.reconciler.retire(former)
+    kept.reconciler.beat(replace(former, state=ReplicaState.DRAINING), LOAD)
     kept.reconciler.leave(former)
     assert kept.reconciler.fleet.replicas == (successor,)
     assert kept.pool == [successor.id]
@@ -165,7 +166,7 @@ def test_a_dropped_replica_can_stop() -> None:
     kept = Reconciled()
     replica = kept.serving()
     kept.pass_time(SILENT_S + 1)
-    kept.reconciler.retire(replica)
+    kept.reconciler.beat(replace(replica, state=ReplicaState.DRAINING), LOAD)
     kept.reconciler.leave(replica)
     assert kept.reconciler.fleet.replicas == ()
 
@@ -225,7 +226,7 @@ def test_reports_during_a_full_disk_are_written_within_a_period_after() -> None:
     kept.reconciler.leave(ends)
     joined = kept.serving()
     assert joined.id == ends.id
-    kept.reconciler.retire(stays)
+    kept.reconciler.beat(replace(stays, state=ReplicaState.DRAINING), LOAD)
     kept.pass_time(SILENT_S + 2, joined)
     assert kept.reconciler.write_error
     kept.disk_is_full = False
