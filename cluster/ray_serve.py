@@ -173,6 +173,7 @@ class ServerReplica:
             self._heartbeat.start()
             await self._wait_ready()
         except BaseException:
+            self._ended = "it did not start"  # Serve deletes it next: there is nothing to drain
             await self._leave()
             raise
 

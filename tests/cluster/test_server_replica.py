@@ -83,8 +83,10 @@ def made(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
         actor.wait_routable = routable
 
-        async def start() -> Any:
+        async def start(begun: list[Any] | None = None) -> Any:
             replica = cls.__new__(cls)
+            if begun is not None:
+                begun.append(replica)
             await replica.__init__(deployment_of(config, "coder", "blue"))
             return replica
 
@@ -133,6 +135,22 @@ async def test_heartbeats_continue_after_an_error(made: SimpleNamespace, monkeyp
         await asyncio.sleep(0.01)
     replica._process.over.set()
     await replica.serve_ends()
+
+
+async def test_a_replica_that_does_not_start_leaves_for_good(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve ends it as any other."""
+    failed: list[Any] = []
+
+    def refused(self: ScriptedProcess, *_: Any, **__: Any) -> None:
+        raise ModelError("no such interpreter")
+
+    monkeypatch.setattr(ScriptedProcess, "__init__", refused)
+    with pytest.raises(ModelError, match="no such interpreter"):
+        await made.start(failed)
+    await failed[0].serve_ends()
+    assert made.reconciler.fleet.replicas == ()
 
 
 async def test_a_server_that_hangs_is_killed_and_replaced(made: SimpleNamespace) -> None:
