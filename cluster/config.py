@@ -265,7 +265,7 @@ _NONE = object()
 
 
 def _fixed(config: ClusterConfig) -> dict[str, object]:
-    found: dict[str, object] = {"folder": config.folder.expanduser()}
+    found: dict[str, object] = {"folder": config.folder}
     found |= {f"listen.{field}": value for field, value in config.listen}
     for model in config.models:
         found |= {f"{model.name}.http_port": model.http_port, f"{model.name}.grpc_port": model.grpc_port}

@@ -87,7 +87,7 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
         autoscaling=found.autoscaling,
         drain_s=config.drain_s,
         interval_s=config.health.interval_s,
-        folder=config.folder.expanduser(),
+        folder=config.folder,
         host=host,
         key=_key(found),
     )

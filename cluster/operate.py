@@ -245,7 +245,7 @@ def _end_left_behind(config: ClusterConfig, stop: _Stop, report: Report) -> None
     except FleetUnreachableError:
         return
     here = ray.get_runtime_context().get_node_id()
-    if not answer(reconciler.is_left_behind.remote(config.folder.expanduser(), here)):
+    if not answer(reconciler.is_left_behind.remote(config.folder, here)):
         folder = answer(reconciler.config.remote()).folder
         raise ConfigError(
             f"another fleet runs on this Ray, of the folder {folder}; stop it, or give this one its own Ray"
@@ -428,13 +428,13 @@ def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
 
 
 def _address_file(config: ClusterConfig) -> Path:
-    return config.folder.expanduser() / "ray-address"
+    return config.folder / "ray-address"
 
 
 def _own_address(config: ClusterConfig) -> str:
     with contextlib.suppress(OSError):
         address = _address_file(config).read_text()
-        if is_locked(config.folder.expanduser()):  # else `serve` was killed, and Ray would try the address for minutes
+        if is_locked(config.folder):  # else `serve` was killed, and Ray would try the address for minutes
             return address
     raise FleetUnreachableError(
         f"no fleet runs here in the folder {config.folder}; start one with `specdec cluster serve`, "

@@ -82,7 +82,7 @@ class ReconcilerActor:
         """Whether it was started by a `specdec cluster serve` of this folder on this Ray node. The caller holds the
         folder's lock, so that one is dead."""
         here = ray.get_runtime_context().get_node_id()
-        return self._of_serve and (self._config.folder.expanduser(), here) == (folder, node)
+        return self._of_serve and (self._config.folder, here) == (folder, node)
 
     async def config(self) -> ClusterConfig:
         """The configuration that was applied last."""
@@ -281,7 +281,7 @@ def _keep_calls_on_loopback() -> None:
 
 def envoy_folder(config: ClusterConfig) -> Path:
     """The folder of Envoy's files."""
-    return config.folder.expanduser() / "envoy"
+    return config.folder / "envoy"
 
 
 def start_reconciler(config: ClusterConfig) -> Any:

@@ -249,6 +249,23 @@ async def test_a_reconciler_stopped_for_longer_than_the_silence_limit_drops_no_r
     assert fleet.server_pids() == former
 
 
+async def test_a_killed_reconciler_is_restarted_and_continues(fleet: RayFleet) -> None:
+    former, gone = fleet.server_pids(), fleet.said().count(": gone")
+    ready = [(replica["id"], replica["http_port"]) for replica in fleet.replicas()]
+
+    def kill() -> None:
+        (pid,) = fleet.ray_pids("ray::ReconcilerActor")
+        os.kill(pid, signal.SIGKILL)
+        fleet.until(lambda: fleet.ray_pids("ray::ReconcilerActor") not in ([], [pid]))
+        assert [(replica["id"], replica["http_port"]) for replica in fleet.replicas()] == ready
+        fleet.command("scale", MODEL, str(len(ready)))
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(kill)), 200)
+    assert (outcomes.failed, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert fleet.said().count(": gone") == gone
+    assert fleet.server_pids() == former
+
+
 async def test_replicas_are_added_soon_after_calls_start_to_queue(tmp_path: Path, fleet: RayFleet) -> None:
     """A slow release replaces the fast one; its numbers are the same."""
     fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:100:5:65536:slots=2"})
