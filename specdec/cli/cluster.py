@@ -123,6 +123,8 @@ def rollout_command(
         raise click.UsageError("--weight, --promote, --rollback and --restart need MODEL, and MODEL needs one of them")
     if (weight is not None or promote) and release is None:
         raise click.UsageError(f"{asked[0]} needs a RELEASE")
+    if rollback and release is not None:
+        raise click.UsageError("--rollback takes no RELEASE: it restores the weights of all releases of MODEL")
     config, operate = _fleet(file, address)
     with operate.attached(config, address) as reconciler:
         rollouts = []

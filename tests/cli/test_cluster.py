@@ -86,6 +86,7 @@ def test_status_shows_releases_replicas_and_failures() -> None:
         (("--promote",), "--rollback and --restart need MODEL"),
         (("coder", "green", "--promote", "--rollback"), "--promote and --rollback: one at a time"),
         (("coder", "--weight", "5"), "--weight needs a RELEASE"),
+        (("coder", "green", "--rollback"), "--rollback takes no RELEASE"),
         (("coder", "green", "--weight", "101"), "0<=x<=100"),
     ],
 )
