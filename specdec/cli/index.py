@@ -48,7 +48,7 @@ def index_command(
     from specdec.models.resolve import load_tokenizer
 
     began = time.perf_counter()
-    out = out.absolute()
+    out = Path(os.path.realpath(out))  # a link stays, and leads to the new index
     former = TokenIndex(out) if out.exists() else None
     if paths:
         sources = IndexSources(tuple(os.path.realpath(path) for path in paths), only, exclude)

@@ -43,6 +43,17 @@ def test_index_builds_and_updates(tmp_path: Path, target: str) -> None:
     assert Path(out).stat().st_mode & 0o777 == 0o644
 
 
+def test_a_link_to_an_index_stays(tmp_path: Path, target: str) -> None:
+    link, out, code = tmp_path / "link.index", tmp_path / "disk" / "x.index", tmp_path / "a.py"
+    out.parent.mkdir()
+    link.symlink_to(out)
+    for text in ("def f(): pass\n", "x\n"):
+        code.write_text(text)
+        assert run(str(code), "--out", str(link), "--target", target).exit_code == 0
+        assert link.is_symlink()
+        assert "none changed" in run("--out", str(out), "--target", target).stdout
+
+
 def test_an_update_goes_on_without_a_deleted_file(tmp_path: Path, target: str) -> None:
     out, files = str(tmp_path / "x.index"), [tmp_path / "a.py", tmp_path / "b.py"]
     for file in files:
