@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -136,7 +137,8 @@ def _walk(folder: str, above: _Ignored, noise: _Ignored) -> Iterator[str]:
         if noise.hides(entry.path, folder=is_folder) or ignored.hides(entry.path, folder=is_folder):
             continue
         if is_folder:
-            yield from _walk(entry.path, ignored, noise)
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                yield from _walk(entry.path, ignored, noise)
         else:
             yield entry.path
 

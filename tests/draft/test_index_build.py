@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,14 @@ def test_patterns_apply_to_a_file_that_is_named(tmp_path: Path) -> None:
 def test_roots_that_are_gone_are_skipped(tmp_path: Path) -> None:
     put(tmp_path, "a.py", "src/b.py")
     assert names(tmp_path, "gone.py", "a.py", "src", "gone") == ["a.py", "src/b.py"]
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_skipped(tmp_path: Path) -> None:
+    put(tmp_path, "a.py", "src/b.py", "z.py")
+    found = find_files(IndexSources((str(tmp_path),)))
+    assert next(found) == str(tmp_path / "a.py")
+    shutil.rmtree(tmp_path / "src")
+    assert list(found) == [str(tmp_path / "z.py")]
 
 
 def build(folder: Path, tokenizer: Tokenizer, **how: tuple[str, ...]) -> BuildReport:
