@@ -6,6 +6,7 @@ Its weights are trained, or matrices of low rank that are added to them (LoRA, H
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ class DraftModel(Student):
             parametrize.remove_parametrizations(layer, "weight")
         try:
             self.model.to("cpu", torch.bfloat16).save_pretrained(folder)
+            for weights in folder.glob("*.safetensors"):  # which the library lets no other user read
+                shutil.copymode(folder / "config.json", weights)
             tokenizer.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
         except (OSError, RuntimeError, SafetensorError) as error:

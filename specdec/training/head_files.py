@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 import specdec
@@ -128,13 +126,15 @@ def write_head(
     kept = torch.zeros(config["vocab_size"], dtype=torch.bool)
     kept[ids] = True
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": kept}
+    files = {
+        "model.safetensors": save(tensors, metadata={"format": "pt"}),
+        "config.json": (json.dumps(config, indent=2) + "\n").encode(),
+        "README.md": card.encode(),
+    }
     try:
-        fresh = folder / "model.safetensors.new"
-        save_file(tensors, fresh, metadata={"format": "pt"})
-        fresh.replace(folder / "model.safetensors")
-        for name, text in (("config.json", json.dumps(config, indent=2) + "\n"), ("README.md", card)):
+        for name, data in files.items():
             fresh = folder / (name + ".new")
-            fresh.write_text(text, encoding="utf-8")
-            os.replace(fresh, folder / name)
-    except (OSError, SafetensorError) as error:
+            fresh.write_bytes(data)
+            fresh.replace(folder / name)
+    except OSError as error:
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None

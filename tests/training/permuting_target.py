@@ -104,7 +104,11 @@ def kill_after_a_checkpoint(words: Sequence[str], out: Path, delay_s: float, bef
 
 
 def check_drafts(folder: Path, drafter: str) -> None:
-    """The engine with the trained drafter, `head` or `model`: most tokens are accepted; the text is the target's."""
+    """The engine with the trained drafter, `head` or `model`: most tokens are accepted; the text is the target's.
+
+    Whoever can read its configuration can read its weights.
+    """
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
     speculation = SpeculationConfig(drafters=(drafter,), profile_s=0, width=1, max_depth=4, max_nodes=4)
     head, model = (str(folder), None) if drafter == "head" else (None, str(folder))
     config = EngineConfig(
