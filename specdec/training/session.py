@@ -226,7 +226,7 @@ def train(
     )
     if isinstance(student, HeadModule):
         config = config_json(student.config, info.target, len(target_ids), result.acceptance)
-        write_head(plan.out, student, target_ids, config, _head_card(config, result))
+        write_head(plan.out, student, target_ids, config, _head_card(plan, config, result))
     else:
         student.write(plan.out, parts.tokenizer, _draft_card(plan, result))
     note(_summary(plan.out, done, result))
@@ -246,14 +246,14 @@ def _summary(folder: Path, done: float, result: TrainingResult) -> str:
     return f"{folder}: accepted by position {shares}{rest}"
 
 
-def _head_card(config: dict[str, Any], result: TrainingResult) -> str:
-    target = config["specdec"]["target"]
+def _head_card(plan: TrainingPlan, config: dict[str, Any], result: TrainingResult) -> str:
     about = (
         f"One layer in EAGLE-3's layout; the output table has {config['draft_vocab_size']:,} of the target's\n"
         f"{config['vocab_size']:,} tokens; the embedding is the target's."
     )
-    command, serve = f"specdec train-head --target {target} --out FOLDER", f"--target {target} --draft-head FOLDER"
-    return model_card(f"EAGLE-3 head for {target}", command, about, serve, result)
+    command = f"specdec train-head --target {plan.target} --out FOLDER"
+    serve = f"--target {plan.target} --draft-head FOLDER"
+    return model_card(f"EAGLE-3 head for {plan.target}", command, about, serve, result)
 
 
 def _draft_card(plan: TrainingPlan, result: TrainingResult) -> str:

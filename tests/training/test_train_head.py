@@ -68,6 +68,7 @@ def test_a_killed_training_goes_on_and_its_head_drafts(kills: int, data: Path, t
     card = (whole / "README.md").read_text()
     assert f"| {shares[0]:.3f} |" in card
     assert "prompts that the target wrote itself | " in card
+    assert f"specdec serve --target {permuting_target()} --draft-head FOLDER" in card
     check_drafts(whole, "head")
 
 
