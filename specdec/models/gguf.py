@@ -215,6 +215,8 @@ ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3":
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
+# Values of keys that change what a model computes; others are not supported
+_ONLY = {"attention.causal": True, "final_logit_softcapping": 0.0, "rope.scaling.attn_factor": 1.0}
 
 
 def parse_gguf_config(file: GGUFFile) -> ModelConfig:
@@ -246,6 +248,11 @@ class _Reader:
     def read(self) -> ModelConfig:
         if int(self._get("expert_count", 0)) > 0:
             raise UnsupportedModelError(f"{self.file.path}: mixture-of-experts models are not supported")
+        for key, only in _ONLY.items():
+            if (value := self._get(key, only)) != only:
+                raise UnsupportedModelError(
+                    f"{self.file.path}: '{self.architecture}.{key}' {value} is not supported; use another model"
+                )
         if "token_embd.weight" not in self.file.tensors:
             raise ModelError(f"{self.file.path}: tensor token_embd.weight is missing; the file is incomplete")
         gemma = self.architecture == "gemma3"
@@ -323,16 +330,15 @@ class _Reader:
         return RopeConfig(theta, local, self._rope_scaling())
 
     def _rope_scaling(self) -> tuple[str | float, ...] | None:
-        if "rope_freqs.weight" in self.file.tensors:
-            factors = self.file.rows("rope_freqs.weight", slice(None)).reshape(-1)
-            return ("factors", *(float(factor) for factor in factors))
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")
-        if kind == "none" or (kind == "linear" and factor == 0.0):
-            return None
-        if kind == "linear":
-            return ("linear", factor)
-        raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported")
+        if kind not in ("linear", "none"):
+            raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported")
+        scaled = kind == "linear" and factor != 0.0
+        if "rope_freqs.weight" in self.file.tensors:
+            factors = self.file.rows("rope_freqs.weight", slice(None)).reshape(-1)
+            return ("factors", *(float(each) * (factor if scaled else 1.0) for each in factors))
+        return ("linear", factor) if scaled else None
 
 
 _TOP = {"embed": "token_embd", "final_norm": "output_norm", "lm_head": "output"}

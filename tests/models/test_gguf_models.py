@@ -117,6 +117,16 @@ def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
     assert again == config  # this one is from the cache
 
 
+def test_rope_factors_and_scaling_are_multiplied(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf", rope_factors=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.metadata |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert parse_gguf_config(file).rope.scaling == ("factors", 4.0, 8.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0)
+    file.metadata["llama.rope.scaling.type"] = "yarn"
+    with pytest.raises(UnsupportedModelError, match="rope scaling 'yarn'"):
+        parse_gguf_config(file)
+
+
 @pytest.mark.parametrize(
     ("fields", "scaling"),
     [
@@ -156,6 +166,9 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
         ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
         ("llama.expert_count", 8, UnsupportedModelError, "mixture-of-experts"),
         ("llama.rope.scaling.type", "yarn", UnsupportedModelError, "rope scaling 'yarn'"),
+        ("llama.rope.scaling.attn_factor", 0.5, UnsupportedModelError, "'llama.rope.scaling.attn_factor' 0.5"),
+        ("llama.attention.causal", False, UnsupportedModelError, "'llama.attention.causal' False"),
+        ("llama.final_logit_softcapping", 30.0, UnsupportedModelError, "'llama.final_logit_softcapping' 30.0"),
         ("llama.attention.value_length", 8, UnsupportedModelError, "equal lengths"),
         ("llama.attention.head_count_kv", [1, 2], UnsupportedModelError, "differs between layers"),
         ("llama.block_count", None, ModelError, "'llama.block_count' must be a positive integer"),
