@@ -32,8 +32,10 @@ _POSITIONS = 1024  # rows of the rotary tables that are hashed
 
 def numeric_fingerprint(model: LoadedModel[Any], kv_dtype: str, mode: NumericMode, arithmetic: str) -> str:
     """32 hex digits, 8 for each of `FINGERPRINT_PARTS`. arithmetic: see `host_arithmetic` and `gpu_arithmetic`."""
+    tokenizer = model.tokenizer
+    edges = [tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids]
     parts = {
-        "weights": [model.bits, asdict(model.config), model.tokenizer.fingerprint],
+        "weights": [model.bits, asdict(model.config), tokenizer.fingerprint, edges],
         "numeric types": [model.dtype, kv_dtype],
         "kernels or processor": [arithmetic, mode, _rotary_bits(model.config)],
         "release": [specdec.__version__, {name: version(name) for name in _DECIDING}],

@@ -32,7 +32,7 @@ class TensorSource(Protocol):
     name: str
     """The model's name in messages."""
     config: ModelConfig
-    """The model's shape, without the token ids that the tokenizer holds."""
+    """The model's shape."""
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds ``role``."""

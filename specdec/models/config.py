@@ -46,9 +46,6 @@ class ModelConfig:
     sliding_window: int | None = None  # position p attends to position j if p - j < sliding_window
     sliding_layers: tuple[bool, ...] = ()  # per layer, whether the window applies
     output_size: int | None = None  # rows of an output table that was cut
-    bos_id: int | None = None
-    add_bos: bool = False
-    eos_ids: tuple[int, ...] = ()
     mask_token: int | None = None  # of a parallel draft model: stands for a token that is not known yet
 
     @property

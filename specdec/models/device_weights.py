@@ -16,7 +16,7 @@ from specdec.config import DeviceDtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
-from specdec.models.load import LoadedModel, with_tokenizer
+from specdec.models.load import LoadedModel, checked_tokenizer
 from specdec.models.memory import GIB
 from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fused_bias, fused_rows
 from specdec.models.progress import Progress, silent
@@ -254,10 +254,10 @@ def load_device_model(
     check_shapes(source)
     _check_memory(source, types, device)
     weights = WeightsReader(source, types, device, max_rows, progress).read()
-    config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
+    tokenizer = checked_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{types.name}|{held}".encode()).hexdigest()
-    return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
+    return LoadedModel(checkpoint.name, source.config, held, weights, tokenizer, digest, digest)
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

@@ -220,7 +220,7 @@ _ONLY = {"attention.causal": True, "final_logit_softcapping": 0.0, "rope.scaling
 
 
 def parse_gguf_config(file: GGUFFile) -> ModelConfig:
-    """The model's shape from metadata and tensor shapes; token ids are left to the tokenizer.
+    """The model's shape from metadata and tensor shapes.
 
     Raises:
         UnsupportedModelError: the architecture, or an option of it, is not one specdec runs.

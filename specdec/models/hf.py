@@ -192,13 +192,18 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
 def _read_config(data: dict[str, Any], name: str, family: str) -> ModelConfig:
     if data.get("quantization_config") is not None:
         parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
-    outer = data
-    if "text_config" in data:  # a multimodal checkpoint: the language model's part of it
-        data = {k: v for k, v in data.items() if k in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
-        data |= outer["text_config"]
+    data = _language_model(data)
     # A null means "the default", but for the window: there it means that the model has none.
     said = {k: v for k, v in data.items() if v is not None or k == "sliding_window"}
     return _Reader(name, family, _COMMON | _DEFAULTS[family] | said).read()
+
+
+def _language_model(data: dict[str, Any]) -> dict[str, Any]:
+    """The part of ``config.json`` that is about the language model; all of it unless the checkpoint is multimodal."""
+    if "text_config" not in data:
+        return data
+    outer = {k: v for k, v in data.items() if k in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
+    return outer | data["text_config"]
 
 
 @dataclass(frozen=True)
@@ -239,8 +244,6 @@ class _Reader:
             post_norms=gemma,
             sliding_window=window,
             sliding_layers=sliding,
-            bos_id=next(iter(_ids(self.data.get("bos_token_id"))), None),
-            eos_ids=tuple(_ids(self.data.get("eos_token_id"))),
             mask_token=self._mask_token(),
         )
 
@@ -391,12 +394,10 @@ class HFSource(TensorSource):
         if self._head is None and raw.get("tie_word_embeddings") is not False:
             config = replace(config, tie_embeddings=True)
         self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
-        eos = _generation_eos(folder)
         self.config = replace(
             config,
             vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
             qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._where,
-            eos_ids=tuple(dict.fromkeys((*config.eos_ids, *eos))),
         )
 
     def has(self, role: str) -> bool:
@@ -529,17 +530,11 @@ def open_shards(folder: Path, framework: str = "pt") -> dict[Path, Any]:
     return shards
 
 
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    path = folder / "generation_config.json"
-    with well_formed(str(path)):
-        return tuple(_ids(read_json(path).get("eos_token_id") if path.exists() else None))
-
-
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
-    """The tokenizer of ``folder``. ``config`` gives the begin and end ids that its own files lack.
+    """The tokenizer of ``folder``, whose model has the shape ``config``.
 
     like: see `Tokenizer.like`.
 
@@ -554,10 +549,14 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         )
     serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
     data = parse_json(path, serialised)
-    settings, older = (
+    settings, older, raw, generation = (
         read_json(folder / name) if (folder / name).exists() else {}
-        for name in ("tokenizer_config.json", "special_tokens_map.json")
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
     )
+    with well_formed(f"{folder}: config.json or generation_config.json"):
+        model = _language_model(raw)
+        begins, ends = (_ids(model.get(f"{name}_token_id")) for name in ("bos", "eos"))
+        ends += _ids(generation.get("eos_token_id"))
     with well_formed(f"{folder}: tokenizer_config.json or special_tokens_map.json"):
         names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
         named = {key: text for key, text in names if text is not None}
@@ -565,14 +564,14 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
     with well_formed(str(path)):
         if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
             raise ModelError(f"{path}: has more than {MAX_MERGES} merges; fetch the model again")
-        bos = _token_id(data, named.get("bos_token"), config.bos_id)
+        bos = _token_id(data, named.get("bos_token"), next(iter(begins), None))
         eos = _token_id(data, named.get("eos_token"), None)
         adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
         end = eos if settings.get("add_eos_token") else _template_end(data.get("post_processor"))
         if bos is not None and not 0 <= bos < config.vocab_size:
             raise ModelError(f"{folder}: begin token {bos} is none of the model's {config.vocab_size}; fetch it again")
-        ends = dict.fromkeys((*config.eos_ids, *(() if eos is None else (eos,))))
-        known = tuple(end for end in ends if 0 <= end < config.vocab_size)
+        ends += [] if eos is None else [eos]
+        known = tuple(end for end in dict.fromkeys(ends) if 0 <= end < config.vocab_size)
     info = TokenizerInfo(
         bos_id=bos,
         add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),

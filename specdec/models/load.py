@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
@@ -25,7 +25,7 @@ class LoadedModel(Generic[L]):
     """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`)."""
 
     name: str
-    config: ModelConfig  # with the tokenizer's begin and end ids
+    config: ModelConfig
     dtype: str  # of the layers' weights, for people
     weights: ModelWeights[L]
     tokenizer: Tokenizer
@@ -68,7 +68,7 @@ def load_model(
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer, bits = found or _packed(cache, checkpoint, dtype, progress, packing)
-    config, tokenizer = with_tokenizer(checkpoint, config, cache_dir, like)
+    tokenizer = checked_tokenizer(checkpoint, config, cache_dir, like)
     check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
 
@@ -99,10 +99,10 @@ def _packed(
     return source.config, buffer, digest_of(buffer.layout, sums_of(buffer))
 
 
-def with_tokenizer(
+def checked_tokenizer(
     checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path, like: Tokenizer | None = None
-) -> tuple[ModelConfig, Tokenizer]:
-    """``config`` with the begin and end ids of the model's tokenizer, and the tokenizer. like: see `load_model`.
+) -> Tokenizer:
+    """The tokenizer of a model of shape ``config``. like: see `load_model`.
 
     Raises:
         ModelError: there is no tokenizer, or the model lacks a row for one of its tokens.
@@ -113,10 +113,7 @@ def with_tokenizer(
             f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
             "they do not belong together, fetch the model again"
         )
-    return (
-        replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids),
-        tokenizer,
-    )
+    return tokenizer
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

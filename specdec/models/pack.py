@@ -341,8 +341,8 @@ def _sum(piece: memoryview, number: int) -> int:
 def _decode_config(data: dict[str, Any]) -> ModelConfig:
     rope = data["rope"]
     scaling = None if rope["scaling"] is None else tuple(rope["scaling"])
-    tuples = {name: tuple(data[name]) for name in ("sliding_layers", "eos_ids")}
-    return ModelConfig(**data | tuples | {"rope": RopeConfig(rope["theta"], rope["local_theta"], scaling)})
+    rebuilt = {"sliding_layers": tuple(data["sliding_layers"]), "rope": RopeConfig(**rope | {"scaling": scaling})}
+    return ModelConfig(**data | rebuilt)
 
 
 logger = logging.getLogger(__name__)

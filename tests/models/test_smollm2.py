@@ -63,8 +63,8 @@ def test_settings(smollm2: LoadedModel) -> None:
     assert (smollm2.name, config.family, config.n_layers, config.hidden_size) == (DEFAULT_MODEL, "llama", 30, 576)
     assert (config.n_heads, config.n_kv_heads, config.head_dim, config.max_context) == (9, 3, 64, 8192)
     assert config.tie_embeddings
-    assert config.eos_ids[0] == tokenizer.token_id("<|im_end|>") == 2
-    assert not config.add_bos
+    assert tokenizer.eos_ids[0] == tokenizer.token_id("<|im_end|>") == 2
+    assert not tokenizer.add_bos
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))

@@ -74,6 +74,16 @@ def test_single_tokens_may_be_parts_of_characters(tokenizer: Tokenizer) -> None:
     assert b"".join(pieces) == "世".encode()
 
 
+def test_end_tokens_of_a_multimodal_folder(tiny: Tiny, tmp_path: Path) -> None:
+    make_tiny_tokenizer(tmp_path)
+    outer = {"bos_token_id": 1, "eos_token_id": [5, 7], "vision_config": {}, "text_config": {"vocab_size": 384}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config).eos_ids == (5, 7, 2)
+    outer["text_config"] = {"eos_token_id": 6}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config).eos_ids == (6, 2)
+
+
 def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
     make_tiny_tokenizer(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
