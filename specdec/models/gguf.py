@@ -82,7 +82,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}  # by name
         try:
             self._read()
-        except (struct.error, UnicodeDecodeError, LookupError, OverflowError) as error:
+        except (struct.error, LookupError, OverflowError) as error:
             raise ModelError(f"{path}: truncated or corrupt GGUF header ({error}); fetch the file again") from None
         self._check_extents()
 
@@ -123,7 +123,7 @@ class GGUFFile:
             )
         n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
         for _ in range(n_keys):
-            key = self._string()
+            (key,) = self._strings(1)
             self.metadata[key] = self._value(self._scalar("I"))
         places = [self._tensor_place() for _ in range(n_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
@@ -142,7 +142,7 @@ class GGUFFile:
             self.tensors[name] = GGUFTensor(name, shape, kind, start + offset, row_bytes)
 
     def _tensor_place(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-        name = self._string()
+        (name,) = self._strings(1)
         n_dims = self._scalar("I")
         if not 0 < n_dims <= 4:
             raise ModelError(f"{self.path}: tensor {name} has {n_dims} dimensions; the file is corrupt")
@@ -168,15 +168,6 @@ class GGUFFile:
         self._at += struct.calcsize("<" + code)
         return value
 
-    def _string(self) -> str:
-        length = self._scalar("Q")
-        end = self._at + length
-        if end > len(self._data):
-            raise IndexError(f"a string of {length} bytes at byte {self._at}")
-        text = str(self._data[self._at : end], "utf-8")
-        self._at = end
-        return text
-
     def _strings(self, count: int) -> list[str]:
         """``count`` strings. A vocabulary has 150,000 and as many merges, so this loop calls as little as it can."""
         data, at, found = self._data, self._at, []
@@ -193,7 +184,7 @@ class GGUFFile:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
         if kind == _STRING:
-            return self._string()
+            return self._strings(1)[0]
         if kind != _ARRAY:
             raise ModelError(f"{self.path}: metadata of the unknown type {kind}; the file is corrupt")
         item, count = self._scalar("I"), self._scalar("Q")
