@@ -118,8 +118,9 @@ class GGUFFile:
         self._at = 4
         version = self._scalar("I")
         if version not in (2, 3):
+            found = "big-endian byte order" if version >> 24 else f"GGUF version {version}"
             raise UnsupportedModelError(
-                f"{self.path}: GGUF version {version} is not supported; convert it to version 3"
+                f"{self.path}: {found} is not supported; convert it to version 3, little-endian"
             )
         n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
         for _ in range(n_keys):

@@ -91,7 +91,7 @@ def test_other_files_are_rejected(tmp_path: Path, tiny: Tiny) -> None:
     with pytest.raises(ModelError, match="not a GGUF file"):
         GGUFFile(path)
     path.write_bytes(b"GGUF\x00\x00\x00\x03" + bytes(100))  # big-endian
-    with pytest.raises(ModelError, match="GGUF version 50331648 is not supported"):
+    with pytest.raises(ModelError, match="big-endian byte order is not supported"):
         GGUFFile(path)
     with pytest.raises(ModelError, match="can not be read"):
         GGUFFile(tmp_path / "absent.gguf")
