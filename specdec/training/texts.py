@@ -199,14 +199,14 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Promp
     """
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
+            if file.suffix == ".jsonl":
+                with file.open("rb") as lines:
+                    for line in lines:
+                        yield from _line_prompts(line, tokenizer, file.name)
+            else:
+                yield from _pieces(file.read_text(encoding="utf-8"), tokenizer, file.name)
         except (UnicodeDecodeError, OSError):
             continue
-        if file.suffix == ".jsonl":
-            for line in text.split("\n"):  # `splitlines` also splits at U+2028, which JSON may contain
-                yield from _line_prompts(line, tokenizer, file.name)
-        else:
-            yield from _pieces(text, tokenizer, file.name)
 
 
 def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
@@ -218,7 +218,7 @@ def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
             yield Prompt((*begin, *piece), len(begin), origin)
 
 
-def _line_prompts(line: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
+def _line_prompts(line: bytes, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -153,7 +153,8 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
     ]
     breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
     lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}', r'{"text": "Half \ud83d."}']
-    (tmp_path / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    latin = '{"prompt": "café"}'.encode("latin-1")
+    (tmp_path / "b.jsonl").write_bytes(b"\n".join([latin, *(line.encode("utf-8") for line in lines)]))
     found = list(given_prompts([tmp_path / "a.py", tmp_path / "b.jsonl"], tokenizer))
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
