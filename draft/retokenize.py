@@ -29,11 +29,11 @@ class VocabularyBridge:
         self._target, self._draft = target, draft
         self.to_draft, self.to_target = [-1] * target_size, [-1] * draft_size
         twins: dict[tuple[bool, bytes], int] = {}
-        for token in range(min(draft_size, draft.vocab_size)):
+        for token in _by_use(draft, draft_size):
             key = (token in draft.special_ids, draft.token_bytes(token))
             if key[1]:
                 twins.setdefault(key, token)
-        for token in range(min(target_size, target.vocab_size)):
+        for token in _by_use(target, target_size):
             twin = twins.get((token in target.special_ids, target.token_bytes(token)))
             if twin is not None and self.to_target[twin] < 0:
                 self.to_draft[token], self.to_target[twin] = twin, token
@@ -75,6 +75,11 @@ class VocabularyBridge:
         ids = self._target.encode(text, add_special=False)
         same = b"".join(self._target.token_bytes(token) for token in ids) == self._draft.token_bytes(draft_token)
         return tuple(ids) if same and max(ids, default=0) < len(self.to_draft) else ()
+
+
+def _by_use(tokenizer: Tokenizer, size: int) -> list[int]:
+    """Tokens below ``size``. Of equal bytes, the one that texts are split into comes first."""
+    return sorted(range(min(size, tokenizer.vocab_size)), key=lambda token: token in tokenizer.fallback_ids)
 
 
 def best_tokens(logits: Tensor) -> list[tuple[int, float]]:

@@ -52,7 +52,7 @@ class TextTokenizer(Protocol):
         """Id of the special token ``name``; None if there is none."""
 
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -74,14 +74,18 @@ class TokenBytes:
         self._byte_fallback = "'ByteFallback'" in text
         self._alphabet = byte_level_alphabet()
 
+    def is_fallback(self, piece: str) -> bool:
+        """Whether ``piece`` stands for a byte of characters that have no token of their own."""
+        return self._byte_fallback and _BYTE_TOKEN.fullmatch(piece) is not None
+
     def of(self, piece: str) -> bytes:
         """Bytes of the vocabulary entry ``piece``, which is no special token."""
         if self._byte_level:
             values = [self._alphabet.get(char) for char in piece]
             known = [value for value in values if value is not None]
             return bytes(known) if len(known) == len(values) else piece.encode()
-        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):
-            return bytes([int(match[1], 16)])
+        if self.is_fallback(piece):
+            return bytes([int(piece[3:5], 16)])
         return (piece.replace("▁", " ") if self._spaces else piece).encode()
 
 
@@ -204,6 +208,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id."""
         return max(self.vocabulary.values(), default=-1) + 1
+
+    @cached_property
+    def fallback_ids(self) -> frozenset[int]:
+        """Ids of the tokens for single bytes of characters that have no token of their own."""
+        return frozenset(i for piece, i in self.vocabulary.items() if self._token_bytes.is_fallback(piece))
 
     @property
     def base_size(self) -> int:

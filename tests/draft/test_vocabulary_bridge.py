@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from draft.retokenize import MASKED_LOGIT, VocabularyBridge, best_tokens
 from specdec.models.tokenizer import Tokenizer
 from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
+from tests.models.test_gguf_tokenizer import SENTENCEPIECE
 
 
 @functools.cache
@@ -66,6 +67,20 @@ def test_the_text_of_a_special_name_is_not_the_special_token() -> None:
     text, special = wordy_tokenizer(("<a>",), ()), wordy_tokenizer((), ("<a>",))
     both = VocabularyBridge(text, special, text.vocab_size, special.vocab_size)
     assert both.to_target[special.token_id("<a>") or -1] == -1
+
+
+@pytest.mark.parametrize("as_target", [True, False])
+def test_characters_are_twins_before_byte_tokens(as_target: bool) -> None:
+    """SentencePiece has a token of `a`, and one of its byte for vocabularies that lack it, which no text is split
+    into."""
+    piece, level = SENTENCEPIECE, pair()[1]
+    target, draft = (piece, level) if as_target else (level, piece)
+    both = VocabularyBridge(target, draft, target.vocab_size, draft.vocab_size)
+    for text in ("a", "c", " "):
+        (ours,), (theirs,) = (tokenizer.encode(text, add_special=False) for tokenizer in (target, draft))
+        assert (both.to_draft[ours], both.to_target[theirs]) == (theirs, ours)
+    byte = piece.encode("世", add_special=False)[0]
+    assert (both.to_draft if as_target else both.to_target)[byte] == level.encode("世", add_special=False)[0]
 
 
 def test_padding_has_no_twin() -> None:
