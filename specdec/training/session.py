@@ -173,7 +173,7 @@ def collect(
     store = TextStore(plan.data, _weights(parts))
     tokenizer = parts.tokenizer
     held_out = HeldOut(benchmarks)
-    note(f"held out: every text that shares 10 tokens in a row with one of {held_out.n_prompts} benchmark prompts")
+    note(f"held out: every text that shares 10 tokens in a row with one of {len(benchmarks)} benchmark prompts")
     collector = Collector(Engine(parts), tokenizer, store, held_out, given_prompts(files, tokenizer))
     if collector.n_tokens >= plan.tokens:
         return

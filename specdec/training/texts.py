@@ -115,15 +115,7 @@ class HeldOut:
     """Runs of `GRAM` tokens in the prompts that decide the figures. A shorter prompt counts as one run."""
 
     def __init__(self, prompts: Iterable[Seq[int]]) -> None:
-        self._grams: set[tuple[int, ...]] = set()
-        self.n_prompts = 0
-        for prompt in prompts:
-            self.add(prompt)
-
-    def add(self, prompt: Seq[int]) -> None:
-        """Hold out one more prompt."""
-        self._grams.update(_grams(prompt))
-        self.n_prompts += 1
+        self._grams = {gram for prompt in prompts for gram in _grams(prompt)}
 
     def overlaps(self, tokens: Seq[int]) -> bool:
         """Whether ``tokens`` share a run with a held-out prompt."""
@@ -156,9 +148,8 @@ class TextSplit:
             lot = zlib.crc32(text.tokens.tobytes()) % HELD_OUT_SHARE == 0
             mine = text.origin == OWN and text.greedy and lot and len(chosen) < HELD_OUT_TEXTS
             (chosen if mine else rest).append(text)
-        held_out = HeldOut(benchmarks)
-        for text in chosen:
-            held_out.add(text.content[: text.answer - text.lead])
+        own = (text.content[: text.answer - text.lead] for text in chosen)
+        held_out = HeldOut(itertools.chain(benchmarks, own))
         training = [text for text in rest if not held_out.overlaps(text.content)]
         return TextSplit(training, chosen, len(rest) - len(training))
 
