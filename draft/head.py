@@ -17,7 +17,7 @@ from specdec.core.kv_cache import extend_keys
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
-from specdec.models.decoder import KvPool, check_batch, rope_tables
+from specdec.models.decoder import BatchLimits, KvPool, check_batch, rope_tables
 from verify_kernels.backend import AttentionSpec, Backend, BatchOp, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
@@ -103,11 +103,6 @@ class HeadNetwork:
             linear(self._normed(layer.gate_up, x, gate_up, layer.mlp_norm)),
             linear(LinearSpec(layer.down, gate_up, x, gate, "add")),
         ]
-
-    @property
-    def features_width(self) -> int:
-        """Columns of the target's features."""
-        return self.head.fc.k
 
     def fuse(self, features: Tensor) -> Tensor:
         """x, float32 [n, hidden], of the target's features, float32 [n, layers * target hidden], n <= ``max_rows``.
@@ -306,7 +301,7 @@ class HeadDrafter(ModelBasedDrafter):
 
     def warm_up(self, rows: int) -> None:
         rows = min(rows, self._network.max_logit_rows)
-        hidden = self._network.fuse(torch.zeros(rows, self._network.features_width))
+        hidden = self._network.fuse(torch.zeros(rows, self._network.head.fc.k))
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // PAGE_SIZE))))
         self._network.forward(ForwardBatch.build([entry]), hidden, list(range(rows)))
 
@@ -321,7 +316,7 @@ class HeadDrafter(ModelBasedDrafter):
                 feeds += self._catch_up(task.sequence, context, growth)
             elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:
                 feeds.append(_Feed(task.sequence, context, rows, None))
-        for span in self._spans([max(1, feed.rows) for feed in feeds], [1] * len(feeds)):
+        for span in _spans([max(1, feed.rows) for feed in feeds], [1] * len(feeds), self._network):
             self._feed(feeds[span])
         growing = worth_expanding([feed.growth for feed in feeds if feed.growth is not None])
         while growing:
@@ -394,11 +389,8 @@ class HeadDrafter(ModelBasedDrafter):
             if len(growth.tree) > self._network.max_rows:
                 growth.frontier = []
         fits = [growth for growth in growing if growth.frontier]
-        for span in self._spans([len(growth.tree) for growth in fits], [len(growth.frontier) for growth in fits]):
+        for span in _spans([len(each.tree) for each in fits], [len(each.frontier) for each in fits], self._network):
             self._grow_group(fits[span])
-
-    def _spans(self, rows: Seq[int], chosen: Seq[int]) -> Iterator[slice]:
-        return _spans(rows, chosen, self._network.max_rows, self._network.max_logit_rows)
 
     def _grow_group(self, group: Seq[HeadGrowth]) -> None:
         entries, chosen, row = [], [], 0
@@ -439,11 +431,11 @@ def _entry(sequence: Sequence, context: HeadContext, tokens: Seq[int], parents: 
     return BatchEntry(tokens, list(parents), low - skipped * PAGE_SIZE, sequence.pages[skipped:])
 
 
-def _spans(rows: Seq[int], chosen: Seq[int], max_rows: int, max_chosen: int) -> Iterator[slice]:
+def _spans(rows: Seq[int], chosen: Seq[int], limits: BatchLimits) -> Iterator[slice]:
     """Split a list of items into runs that fit one forward, by the rows and the chosen rows of each item."""
     start, row, choice = 0, 0, 0
     for index, (r, c) in enumerate(zip(rows, chosen, strict=True)):
-        if index > start and (row + r > max_rows or choice + c > max_chosen):
+        if index > start and (row + r > limits.max_rows or choice + c > limits.max_logit_rows):
             yield slice(start, index)
             start, row, choice = index, 0, 0
         row, choice = row + r, choice + c

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -344,6 +345,7 @@ def test_pages_are_identified_by_content_and_position() -> None:
 @settings(max_examples=50)
 def test_spans_are_complete_and_fit(sizes: list[tuple[int, int]]) -> None:
     rows, chosen = [r for r, _ in sizes], [c for _, c in sizes]
-    spans = list(_spans(rows, chosen, 9, 9))
+    limits = SimpleNamespace(max_rows=9, max_logit_rows=9)
+    spans = list(_spans(rows, chosen, limits))  # type: ignore[arg-type]
     assert [i for span in spans for i in range(len(sizes))[span]] == list(range(len(sizes)))
     assert all(sum(rows[span]) <= 9 and sum(chosen[span]) <= 9 for span in spans)
