@@ -60,8 +60,7 @@ class VocabularyBridge:
     def spelled(self, draft_token: int) -> tuple[int, ...]:
         """The target's tokens for a draft token without a twin.
 
-        Empty if its bytes are no text, or if the target's tokenizer changes the text (a space before it, another normal
-        form).
+        Empty if its bytes are no text, or if the target's tokenizer changes the text (another normal form).
         """
         return self._spell(draft_token)
 
@@ -72,9 +71,8 @@ class VocabularyBridge:
             text = self._draft.token_bytes(draft_token).decode()
         except UnicodeDecodeError:
             return ()
-        ids = self._target.encode(text, add_special=False)
-        same = b"".join(self._target.token_bytes(token) for token in ids) == self._draft.token_bytes(draft_token)
-        return tuple(ids) if same and max(ids, default=0) < len(self.to_draft) else ()
+        ids = self._target.encode_inside(text)
+        return tuple(ids) if max(ids, default=0) < len(self.to_draft) else ()
 
 
 def _by_use(tokenizer: Tokenizer, size: int) -> list[int]:
@@ -194,7 +192,7 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
         return
     data = b"".join(pieces)
     try:
-        canonical = target.encode(data.decode(), add_special=False)
+        canonical = target.encode_inside(data.decode())
     except UnicodeDecodeError:
         return
     spelled = [tree.tokens[node] for node in nodes]
@@ -203,7 +201,7 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
         return
     chances = _by_byte(growth, own, likelihoods, target)
     ends = list(accumulate(len(target.token_bytes(token)) for token in canonical))
-    if ends[-1] != len(data) or len(chances) < len(data):
+    if len(chances) < len(data):
         return
     if not all(growth.permits(canonical[:i], canonical[i]) for i in range(same, len(canonical))):
         return  # the request's masks or bans exclude the canonical tokens

@@ -111,6 +111,9 @@ def _ids(backend: Any, text: str) -> list[int]:
     return found
 
 
+_GUARD = "\n"
+"""A character that no tokenizer strips, leaves out, or merges with a space that it puts before a text."""
+
 # Splits special tokens' names inside chat messages; a noncharacter, which Unicode reserves for internal use
 _BREAK = "\ufdd0"
 
@@ -169,6 +172,17 @@ class Tokenizer:
         """
         ids = _ids(self._parsing_backend if parse_special else self._backend, text)
         return [*self._prefix, *ids] if add_special else ids
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of ``text`` inside a longer one, with exactly its bytes; [] if the tokenizer changes the text."""
+        ids = self.encode(text, add_special=False)
+        if not self._spells(ids, text):
+            guard = self.encode(_GUARD, add_special=False)
+            ids = self.encode(_GUARD + text, add_special=False)[len(guard) :]
+        return ids if self._spells(ids, text) else []
+
+    def _spells(self, ids: list[int], text: str) -> bool:
+        return b"".join(map(self.token_bytes, ids)) == text.encode()
 
     @cached_property
     def longest_token(self) -> int:
