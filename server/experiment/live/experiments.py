@@ -120,28 +120,34 @@ class Experiments:
         for folder in await asyncio.to_thread(self._folders):
             name = folder.path.name
             try:
-                if (await asyncio.to_thread(folder.state)).state == "running":
-                    await self.start(await asyncio.to_thread(folder.plan_text), f"{name} (resumed)")
+                async with self._changing:  # a call may start or stop it
+                    if name not in self._running and (await self._state(folder)).state == "running":
+                        await self._start(await asyncio.to_thread(folder.plan_text), f"{name} (resumed)")
             except (ExperimentError, RequestError) as error:
                 _LOG.error("experiment %s is not resumed: %s", name, error)
                 with suppress(ExperimentError):  # `get` reports a folder that cannot be read
                     reason = f"it could not be resumed: {error}"
                     self._not_resumed[name] = await asyncio.to_thread(_stopped, folder, reason)
         for source, text in self._files:
+            name = parse_config(text, source).name
             try:
-                name = parse_config(text, source).name
-                folder = ExperimentFolder(place / name)
-                if name in self._running:
-                    if text != await asyncio.to_thread(folder.plan_text):
-                        _LOG.warning("experiment %s keeps its original plan; %s has changed", name, source)
-                    continue
-                ended = await asyncio.to_thread(folder.state)
-                if folder.exists and ended.state != "running" and ended.at:  # a start that was killed noted no state
-                    _LOG.info("experiment %s has %s and is not started again: %s", name, ended.state, ended.reason)
-                    continue
-                await self.start(text, source)
+                async with self._changing:
+                    await self._start_file(ExperimentFolder(place / name), text, source)
             except (ExperimentError, RequestError) as error:
                 _LOG.error("%s: not started: %s", source, error)
+
+    async def _start_file(self, folder: ExperimentFolder, text: str, source: str) -> None:
+        """Start a configured file, unless its experiment runs or has ended."""
+        name = folder.path.name
+        if name in self._running:
+            if text != await asyncio.to_thread(folder.plan_text):
+                _LOG.warning("experiment %s keeps its original plan; %s has changed", name, source)
+            return
+        ended = await self._state(folder)
+        if folder.exists and ended.state != "running" and ended.at:  # a start that was killed noted no state
+            _LOG.info("experiment %s has %s and is not started again: %s", name, ended.state, ended.reason)
+            return
+        await self._start(text, source)
 
     async def start(self, text: str, source: str = "plan") -> ExperimentStatus:
         """Start the experiment that ``text`` describes, or resume it.
@@ -155,19 +161,23 @@ class Experiments:
         """
         if self._config.folder is None:
             raise ExperimentsOffError
+        async with self._changing:
+            return await self._start(text, source)
+
+    async def _start(self, text: str, source: str) -> ExperimentStatus:
+        """As `start`; the caller holds the lock."""
         try:
             config = parse_config(text, source)
             plan, problems = make_plan(config, self._client.info)
             refuse(text, source, problems)
         except PlanError as error:
             raise InvalidRequestError([FieldViolation("plan", problem) for problem in error.problems]) from None
-        async with self._changing:
-            self._check_free(plan)
-            try:
-                return await self._begin(plan, text)
-            except (ExperimentError, OSError) as error:
-                self._file_errors[RECORDS_FILE] += 1
-                raise ExperimentNotStartedError(str(error)) from None
+        self._check_free(plan)
+        try:
+            return await self._begin(plan, text)
+        except (ExperimentError, OSError) as error:
+            self._file_errors[RECORDS_FILE] += 1
+            raise ExperimentNotStartedError(str(error)) from None
 
     async def stop(self, name: str) -> ExperimentStatus:
         """Stop an experiment that runs, or that could not be resumed. Its records stay, and it can be started again. A
@@ -178,20 +188,20 @@ class Experiments:
             ExperimentNotFoundError: no experiment has this name.
             NoResultError: its folder cannot be read.
         """
-        if name in self._running:
-            await asyncio.wait([self._begin_end(name, "stopped", _BY_A_CALL)])
-        else:
+        if name not in self._running:
             await self._stop_unresumed(name)
+        if name in self._running:  # also if it was starting
+            await asyncio.wait([self._begin_end(name, "stopped", _BY_A_CALL)])
         return await self.get(name)
 
     async def _stop_unresumed(self, name: str) -> None:
         """End an experiment that is `running` on disk only; `_save` writes it."""
         folder = self._folder(name)
         async with self._changing:
-            if name in self._running or name in self._unsaved:
+            if name in self._running:
                 return
             try:
-                if (await asyncio.to_thread(folder.state)).state == "running":
+                if (await self._state(folder)).state == "running":
                     self._unsaved[name] = await asyncio.to_thread(_stopped, folder, _BY_A_CALL)
             except ExperimentError as error:
                 raise NoResultError(str(error)) from None
@@ -355,10 +365,10 @@ class Experiments:
 
     async def _end(self, name: str) -> None:
         async with self._changing:
-            running = self._running.pop(name, None)
-            if running is None:
+            ended = self._unsaved.get(name)
+            running = None if ended is None else self._running.pop(name, None)
+            if ended is None or running is None:  # another call has ended it; a new run, if any, goes on
                 return
-            ended = self._unsaved[name]
             timer = self._timers.pop(name, None)
             if timer is not None:
                 timer.cancel()
@@ -376,6 +386,11 @@ class Experiments:
             final = {"at": now_text(), "reason": reason, "records": running.records}
             self._unsaved[name] = ended.model_copy(update=final)
             await self._save(name)
+
+    async def _state(self, folder: ExperimentFolder) -> StoredState:
+        """The state of an experiment that does not run here, from the disk unless it has yet to be written."""
+        unsaved = self._unsaved.get(folder.path.name)
+        return await asyncio.to_thread(folder.state) if unsaved is None else unsaved
 
     async def _save(self, name: str) -> None:
         """Write the state of an experiment that has ended, unless it is written already. A failure is logged, and

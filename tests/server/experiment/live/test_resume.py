@@ -246,6 +246,64 @@ async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
         assert ExperimentFolder(tmp_path / "experiments" / "widths").state().state == "running"
 
 
+async def test_bug_a_stop_ends_an_experiment_that_is_being_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reading, may_read = ExperimentFolder.plan_text, threading.Event(), threading.Event()
+
+    def slow(folder: ExperimentFolder) -> str:
+        reading.set()
+        assert may_read.wait(15)
+        return read(folder)
+
+    folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.ask("x")
+        await server.recorded(1)
+        await server.experiments.stop("widths")
+        folder.note(folder.state().model_copy(update={"state": "running"}))  # as a killed server leaves it
+        monkeypatch.setattr(ExperimentFolder, "plan_text", slow)
+        resumed = asyncio.create_task(server.experiments.start_configured())
+        assert await asyncio.to_thread(reading.wait, 15)
+        stopped = asyncio.create_task(server.experiments.stop("widths"))
+        await asyncio.wait([stopped], timeout=0.5)
+        may_read.set()
+        await resumed
+        assert (await stopped).state == folder.state().state == "stopped"
+        assert "x-specdec-arm" not in (await server.ask("y")).headers
+
+
+async def test_bug_a_second_stop_leaves_a_run_that_begins_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, writing, may_write = ExperimentFolder.begin, threading.Event(), threading.Event()
+
+    def slow(folder: ExperimentFolder, text: str, manifest: Manifest) -> None:
+        writing.set()
+        assert may_write.wait(15)
+        write(folder, text, manifest)
+
+    more = "name: more\narms: {a: {}, b: {request: {speculation: {max_depth: 5}}}}\nassignment: {mode: hash}\n"
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        monkeypatch.setattr(ExperimentFolder, "begin", slow)
+        other = asyncio.create_task(server.experiments.start(more))
+        assert await asyncio.to_thread(writing.wait, 15)
+        monkeypatch.setattr(ExperimentFolder, "begin", write)
+        calls = [server.experiments.stop("widths"), server.experiments.start(PLAN), server.experiments.stop("widths")]
+        tasks = []
+        for call in calls:
+            tasks.append(asyncio.create_task(call))
+            await asyncio.wait(tasks, timeout=0.2)  # each waits for the start of the other experiment
+        may_write.set()
+        await asyncio.gather(other, *tasks)
+        assert "widths=" in (await server.ask("x")).headers["x-specdec-arm"]
+        assert (await server.experiments.get("widths")).state == "running"
+        assert (await server.experiments.stop("widths")).state == "stopped"
+        assert "widths=" not in (await server.ask("y")).headers["x-specdec-arm"]
+
+
 async def test_bug_an_experiment_that_is_not_resumed_can_be_stopped(tmp_path: Path) -> None:
     plan = PLAN.replace("speculation: {width: 2}", "speculation: {drafters: [model]}")
     folder = ExperimentFolder(tmp_path / "experiments" / "widths")
