@@ -290,6 +290,9 @@ def _headline(
     level = f"{1 - alpha:.0%} interval"
     if kind == "equivalent":
         return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
+    if primary.ratio is None and primary.a is not None and primary.b is not None:
+        values = f"{primary.label} is 0 in the control and {primary.b:.4g} in {arm}"
+        return f"{kind.capitalize()}: {values}, so their ratio is not defined."
     if kind == "undecided" or primary.ratio is None:
         return (
             f"Undecided: the change of {primary.label} is between {_percent(interval.low - 1)} and "
@@ -305,7 +308,9 @@ def _effect(primary: TargetResult, interval: Interval, alpha: float) -> str:
     if primary.a is None or primary.b is None:
         return f"No request has {primary.label}."
     unit = f" {primary.unit}" if primary.unit else ""
-    if math.isinf(interval.high):
+    if primary.ratio is None:
+        ratio = "their ratio is not defined"
+    elif math.isinf(interval.high):
         ratio = "there are too few requests to bound their ratio"
     else:
         ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}"

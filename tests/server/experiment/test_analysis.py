@@ -127,6 +127,19 @@ def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
     assert analyse(median, RecordLog(tiny)).verdict.kind == "better"
 
 
+def test_bug_a_verdict_beside_a_control_of_0_says_what_was_measured() -> None:
+    """As where one arm flushes the prefix cache."""
+    log = paired(manifest(), 40, 1.0, seed=5)
+    cached = RecordLog([replace(r, cached_tokens=64 if r.arm == "auto" else 0) for r in log.records])
+    for primary, kind in (("cached_tokens@p50", "better"), ("cached_tokens:mean", "undecided")):
+        verdict = analyse(manifest(primary=primary, guardrails=OPEN_GUARDRAILS), cached).verdict
+        assert verdict.kind == kind
+        assert verdict.headline == (
+            f"{kind.capitalize()}: {primary} is 0 in the control and 64 in auto, so their ratio is not defined."
+        )
+        assert verdict.reasons[0] == f"{primary}: control 0, treatment 64; their ratio is not defined."
+
+
 def test_bug_the_queue_is_not_guarded_where_no_answer_tells_it() -> None:
     arms = {"ours": {"url": "grpc://a:1"}, "theirs": {"url": "http://b:1/v1"}}
     plan, other = (
