@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from server.experiment.config import ExperimentConfig, StrictModel
-from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, read_records
+from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
 
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
@@ -154,7 +153,7 @@ class ExperimentFolder:
 
     def written(self) -> dict[str, int]:
         """Records by arm."""
-        return dict(Counter(record.arm for record in self.log().records))
+        return dict(count_records(self.path))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

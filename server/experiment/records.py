@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -254,11 +255,28 @@ def read_records(folder: Path) -> RecordLog:
         raise ExperimentError(f"{folder}: contains no records (records-*.sdr); give the folder of an experiment")
     log = RecordLog()
     for path in paths:
-        _read_file(path, log)
+        log.lost_bytes += _read_file(path, lambda names, row: log.records.append(from_row(names, row)))
     return log
 
 
-def _read_file(path: Path, log: RecordLog) -> None:
+def count_records(folder: Path) -> Counter[str]:
+    """Records by arm, of those that `read_records` reads, in a fraction of its time and memory.
+
+    Raises:
+        ExperimentError: a record file has another layout.
+    """
+    counts: Counter[str] = Counter()
+
+    def count(names: tuple[str, ...], row: list[Any]) -> None:
+        counts[row[names.index("arm")]] += 1
+
+    for path in RECORD_FILES.paths(folder):
+        _read_file(path, count)
+    return counts
+
+
+def _read_file(path: Path, take: Callable[[tuple[str, ...], list[Any]], None]) -> int:
+    """Pass each record's field names and values to ``take``; returns the bytes behind the last complete record."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -273,8 +291,8 @@ def _read_file(path: Path, log: RecordLog) -> None:
             if names is None:
                 names = tuple(map(str, row))
             else:
-                log.records.append(from_row(names, row))
+                take(names, row)
         except (ValueError, TypeError):
             break
         end = after
-    log.lost_bytes += len(data) - end
+    return len(data) - end

@@ -287,15 +287,12 @@ class Experiments:
         name, config = plan.config.name, plan.config
         assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
-        written: dict[str, int] = {}
-        ran_s = 0.0
         await self._save(name)
         if name in self._unsaved:
             raise ExperimentNotStartedError(f"experiment {name} has ended, but {folder.path} cannot be written")
-        fresh = not folder.exists or await asyncio.to_thread(_is_blank, folder)
-        if not fresh:
-            written, ran_s = await asyncio.to_thread(_resumed, folder, config)
-        else:
+        earlier = await asyncio.to_thread(_earlier, folder, config) if folder.exists else None
+        written, ran_s = earlier or ({}, 0.0)
+        if earlier is None:
             manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
             await asyncio.to_thread(folder.begin, text, manifest)
         limit_s = config.stopping.max_duration
@@ -306,7 +303,7 @@ class Experiments:
             state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
-        self._running[name] = running = await self._make_running(plan, folder, written, ran_s, fresh=fresh)
+        self._running[name] = running = await self._make_running(plan, folder, written, ran_s, fresh=earlier is None)
         self._not_resumed.pop(name, None)
         self._changed()
         running.start()
@@ -432,25 +429,23 @@ class Experiments:
         return [folder for folder in found if folder.exists]
 
 
-def _is_blank(folder: ExperimentFolder) -> bool:
-    """Whether its experiment has ended without a record, for example because its draft model cannot be loaded. Its name
-    can then be used again."""
-    return folder.state().state != "running" and not folder.written()
-
-
 def _stopped(folder: ExperimentFolder, reason: str) -> StoredState:
     """The state, from now on, of an experiment that is `running` on disk only."""
     ran_s = folder.state().spent_s(folder.manifest(), time.time())
     return StoredState(state="stopped", at=now_text(), reason=reason, records=folder.written(), ran_s=ran_s)
 
 
-def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[str, int], float]:
-    """Of earlier runs of the same experiment: records by arm, and seconds that it ran.
+def _earlier(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[str, int], float] | None:
+    """Of earlier runs of the same experiment: records by arm, and seconds that it ran. None: it has ended without a
+    record, for example because its draft model cannot be loaded; its name can then be used again.
 
     Raises:
         ExperimentNotStartedError: the folder belongs to another plan, or the experiment has finished.
     """
-    name, state, manifest = config.name, folder.state(), folder.manifest()
+    name, state, written = config.name, folder.state(), folder.written()
+    if state.state != "running" and not written:
+        return None
+    manifest = folder.manifest()
     before = manifest.config
     if before != config:
         differing = [field for field in type(config).model_fields if getattr(before, field) != getattr(config, field)]
@@ -460,7 +455,7 @@ def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[s
         )
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
-    return folder.written(), state.spent_s(manifest, time.time())
+    return written, state.spent_s(manifest, time.time())
 
 
 def _reached(config: ExperimentConfig, written: Mapping[str, int], left_s: float | None) -> str:

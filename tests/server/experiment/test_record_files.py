@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from server.experiment.records import (
     ExperimentError,
     Record,
     RecordWriter,
+    count_records,
     from_row,
     read_records,
     to_row,
@@ -63,6 +65,7 @@ def test_records_are_read_in_order_across_rotations(
     log = read_records(folder)
     assert log.records == records
     assert log.lost_bytes == 0
+    assert count_records(folder) == Counter(record.arm for record in records)
     if max_bytes == 1:
         assert len(RECORD_FILES.paths(folder)) == 1 + len(records)
 
@@ -92,6 +95,7 @@ def test_a_cut_or_altered_file_yields_every_record_before_the_damage(
     log = read_records(folder)
     assert log.records == records[:whole]
     assert log.lost_bytes == len(content) - (ends[whole] if at >= ends[0] else 8)
+    assert count_records(folder) == Counter(record.arm for record in log.records)
 
 
 def test_trailing_zeros_are_not_records(tmp_path: Path) -> None:
