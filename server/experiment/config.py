@@ -55,7 +55,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Arm(StrictModel):
     """One arm. The runner of the experiment checks what ``request`` and ``engine`` may contain."""
 
-    weight: float = Field(1.0, gt=0, description="share of the requests, relative to the other arms'")
+    weight: float = Field(1.0, gt=0, le=10**9, description="share of the requests, relative to the other arms'")
     request: dict[str, Any] = Field(default_factory=dict, description="options of single requests")
     engine: dict[str, Any] = Field(default_factory=dict, description="settings that can switch between blocks")
     url: str | None = Field(None, description="another server, for a comparison of two")
@@ -71,7 +71,7 @@ class Assignment(StrictModel):
     a ``unit``, gives every key one of two equal arms."""
 
     mode: Mode = "paired_replay"
-    block_s: Seconds = Field(20.0, gt=0)
+    block_s: Seconds = Field(20.0, ge=0.001)
     washout_s: Seconds = Field(2.0, ge=0)
     salt: str = Field("", description="empty: the name of the experiment")
     unit: Unit | None = Field(None, description="what an arm is assigned to in a running server; null: request")
@@ -111,7 +111,7 @@ class Load(StrictModel):
     speed: float = Field(1.0, gt=0, description="of a trace: 2 replays it in half the time")
     rate: float | None = Field(None, gt=0, description="requests per second; null: a closed loop")
     arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
-    shape: float = Field(0.5, gt=0, description="of gamma arrivals; below 1 they come in bursts")
+    shape: float = Field(0.5, ge=0.001, description="of gamma arrivals; below 1 they come in bursts")
     concurrency: int = Field(1, ge=1, description="of a closed loop")
     max_tokens: int | None = Field(None, ge=1, le=UINT32, description="longest answer; null: the workload's own limit")
     fixed_length: bool = Field(False, description="every answer has the maximum length")
@@ -210,7 +210,7 @@ class Stopping(StrictModel):
     max_requests: int | None = Field(None, ge=1)
     max_duration: Seconds | None = Field(None, gt=0)
     min_units: int = Field(8, ge=8, description="pairs, blocks or keys before a conclusion")
-    expected_units: int = Field(1000, ge=1, description="always_valid is tightest about here")
+    expected_units: int = Field(1000, ge=1, le=10**9, description="always_valid is tightest about here")
     max_slip_ms: float = Field(5.0, gt=0, description="the load generator's p99 lag above which a run is invalid")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specdec.cli.options import FiniteRange
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,7 +24,7 @@ def count_option(*names: str, default: int, help: str, least: int = 1) -> Decora
 
 def number_option(*names: str, default: float, help: str, least: float = 0) -> Decorator:
     """An option that takes a number from ``least``."""
-    return click.option(*names, type=click.FloatRange(min=least), default=default, show_default=True, help=help)
+    return click.option(*names, type=FiniteRange(least, 10**9), default=default, show_default=True, help=help)
 
 
 def progress_line(console: Console | None = None) -> Callable[[str], None]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = FiniteRange(0, min_open=True)
+_POSITIVE = FiniteRange(0, 10**9, min_open=True)
 
 
 _REPORTING = (

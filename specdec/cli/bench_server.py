@@ -17,7 +17,7 @@ from specdec.cli.bench_output import (
     print_table,
     progress_line,
 )
-from specdec.cli.options import engine_options
+from specdec.cli.options import FiniteRange, engine_options
 from specdec.config import EngineConfig
 
 LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
@@ -53,11 +53,11 @@ def _cell(value: Any) -> str:
 @click.command("typing")
 @engine_options
 @count_option("--keys", default=80, least=8, help="Keys per file.")
-@click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
+@click.option("--keys-per-s", type=FiniteRange(0.5, 10**9), default=8.0, show_default=True)
 @click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Number of files.")
 @count_option("--max-tokens", default=32, help="Length limit of a suggestion.")
 @click.option(
-    "--ttft-ms", type=click.FloatRange(min=1),
+    "--ttft-ms", type=FiniteRange(1, 10**9),
     help="Instead, open long files, ask once with this objective, and again after reading ahead for two seconds.",
 )  # fmt: skip
 @count_option("--files", default=20, help="Openings with --ttft-ms.")

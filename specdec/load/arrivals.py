@@ -12,13 +12,19 @@ import numpy as np
 from specdec.errors import ConfigError
 
 _DRAWN = 1024  # gaps drawn at a time
-_LEAST_SHAPE = 1e-3  # of gamma gaps; with far lower ones all gaps are 0
+LEAST_SHAPE = 0.001  # of gamma gaps; about 1 / shape requests arrive at once
 MAX_ARRIVALS = 1_000_000  # a list of their requests fits into memory
 BLOCK_TOKENS = 64  # tokens of one hashed block of a recorded prompt: a page of the KV cache
 
 
 def shape_of(name: str, gamma: float) -> float | None:
-    """The ``shape`` of `Arrivals` that `constant`, `poisson` or `gamma` means; of the last it is ``gamma``."""
+    """The ``shape`` of `Arrivals` that `constant`, `poisson` or `gamma` means; of the last it is ``gamma``.
+
+    Raises:
+        ConfigError: ``gamma`` is so small that more requests than anything can hold would arrive at once.
+    """
+    if name == "gamma" and not gamma >= LEAST_SHAPE:
+        raise ConfigError(f"arrivals: shape must be at least {LEAST_SHAPE}, not {gamma}")
     return {"constant": None, "poisson": 1.0, "gamma": gamma}[name]
 
 
@@ -54,8 +60,6 @@ class Arrivals:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"arrivals: {name} must be positive, not {value}")
-        if self.shape is not None and self.shape < _LEAST_SHAPE:
-            raise ConfigError(f"arrivals: shape must be at least {_LEAST_SHAPE}, not {self.shape}")
         if self.expected > MAX_ARRIVALS:
             raise ConfigError(
                 f"arrivals: rate {self.rate:g} for a duration of {self.duration_s:g} s makes {self.expected:.3g} "

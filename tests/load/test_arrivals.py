@@ -54,6 +54,13 @@ def test_invalid_schedules_are_rejected(bad: dict[str, float]) -> None:
         Arrivals(**({"rate": 1.0, "duration_s": 1.0} | bad))
 
 
+@pytest.mark.parametrize("shape", [0.0, 1e-9, float("nan")])
+def test_bug_a_shape_with_which_all_requests_arrive_at_once_is_rejected(shape: float) -> None:
+    with pytest.raises(ConfigError, match=r"shape must be at least 0\.001"):
+        shape_of("gamma", shape)
+    assert shape_of("poisson", shape) == 1.0
+
+
 POISSON = {0: 0.01375185158475498, 1: 0.062458960781467954, 1500: 191.57330364597453}
 BURSTS = {0: 2.690683287469763e-05, 1: 0.2124935238533253, 1500: 184.95588212484125}
 

@@ -138,7 +138,10 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
         ("--rate 2 --arrivals constant --shape 0.3", "--shape is for --arrivals gamma"),
         ("--arrivals gamma", "--arrivals is for an open loop"),
         ("--deadline 5", "--deadline is for grpc:// URLs"),
-        ("--duration nan", "nan is not in the range x>0"),
+        ("--duration nan", "nan is not in the range 0<x<=1000000000"),
+        ("--deadline inf", "inf is not in the range 0<x<=1000000000"),
+        ("--temperature nan", "nan is not in the range 0<=x<=1000000000"),
+        ("--temperature inf", "inf is not in the range 0<=x<=1000000000"),
         ("--max-tokens 4294967296", "4294967296 is not in the range 1<=x<=4294967295"),
     ],
 )
