@@ -39,7 +39,7 @@ def time_per_token_chart(report: Mapping[str, Any]) -> str:
     groups = {workload: _fastest_settings(bars, engines) for workload, bars in groups.items()}
     groups = {workload: bars for workload, bars in groups.items() if bars}
     if not groups:
-        raise ConfigError("chart: no engine has a time per token")
+        raise ConfigError("chart: no engine has a time per token; raise --max-tokens")
     names = [arm for arm in engines if any(arm in bars for bars in groups.values())]
     colours = _colours(names)
     legend = list(_legend(names, colours, engines))

@@ -204,9 +204,9 @@ def peers_command(
         raise SystemExit(128 + signal.SIGTERM) from None
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    click.echo(report.markdown())
     if chart_file is not None:
         chart_file.write_text(time_per_token_chart(report.as_dict()), encoding="utf-8")
-    click.echo(report.markdown())
 
 
 async def _run(plan: PeersPlan) -> PeersRun:
