@@ -77,10 +77,6 @@ class Chart:
     def line(self, points: Sequence[Point], kind: str) -> None:
         self._parts.append(f'<polyline class="line {kind}" points="{self._path(points)}"/>')
 
-    def steps(self, points: Sequence[Point], kind: str) -> None:
-        """A staircase that rises at each point's x."""
-        self.line(_staircase(points), kind)
-
     def band(self, low: Sequence[Point], high: Sequence[Point], kind: str) -> None:
         """The area between two lines."""
         self._parts.append(f'<polygon class="band {kind}" points="{self._path([*low, *reversed(high)])}"/>')
@@ -129,15 +125,6 @@ class Chart:
         return " ".join(f"{self._x.at(x):.1f},{self._y.at(y):.1f}" for x, y in points)
 
 
-def _staircase(points: Sequence[Point]) -> list[Point]:
-    corners: list[Point] = []
-    for x, y in points:
-        if corners:
-            corners.append((x, corners[-1][1]))
-        corners.append((x, y))
-    return corners
-
-
 def effect_chart(result: Result) -> str:
     """The interval that decides the verdict, against no change and negligible changes."""
     low, high = result.decided_by
@@ -167,7 +154,7 @@ def distribution_chart(result: Result) -> str:
     for ecdf, band, kind in ((curves.ecdf_a, curves.bands[0], "a"), (curves.ecdf_b, curves.bands[1], "b")):
         points = [(value, (i + 1) / len(ecdf)) for i, value in enumerate(ecdf)]
         chart.band([(v, max(0, p - band)) for v, p in points], [(v, min(1, p + band)) for v, p in points], kind)
-        chart.steps(points, kind)
+        chart.line(points, kind)
     return chart.svg()
 
 
