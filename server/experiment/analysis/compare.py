@@ -69,11 +69,8 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
         ExperimentError: the mode needs pairs, but a record has none.
     """
     names = (config.control, config.treatment)
-    left_out = {
-        "other arms": sum(r.arm not in names for r in records),
-        "callers who chose their arm": sum(r.overridden for r in records if r.arm in names),
-    }
-    ordered = sorted((r for r in records if r.arm in names and not r.overridden), key=attrgetter("arrival"))
+    left_out = {"callers who chose their arm": sum(r.overridden for r in records)}
+    ordered = sorted((r for r in records if not r.overridden), key=attrgetter("arrival"))
     if config.assignment.pairs:
         for record in ordered:
             if not record.pair:
