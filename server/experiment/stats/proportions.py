@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import special, stats  # type: ignore[import-untyped]
+from scipy import optimize, special, stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.samples import Floats, Indices, Interval
 
@@ -48,23 +48,14 @@ def share_bounds(hits: float, n: float, alpha: float) -> Interval:
     ratio below 1 / alpha (Robbins, Ann. Math. Statist. 1970; Ville's inequality)."""
     limit = -math.log(alpha) - float(special.betaln(1 + hits, 1 + n - hits))
 
-    def outside(share: float) -> bool:
-        return -hits * math.log(share) - (n - hits) * math.log1p(-share) >= limit
+    def evidence(share: float) -> float:
+        return -hits * math.log(share) - (n - hits) * math.log1p(-share) - limit
 
+    least, most = 1e-12, 1 - 1e-12
     middle = min(1 - 1e-9, max(1e-9, hits / n if n else 0.5))
-    low = _border(outside, middle, 1e-12) if hits else 0.0
-    high = _border(outside, middle, 1 - 1e-12) if hits < n else 1.0
+    low = float(optimize.brentq(evidence, least, middle)) if evidence(least) > 0 else 0.0
+    high = float(optimize.brentq(evidence, middle, most)) if evidence(most) > 0 else 1.0
     return Interval(low, high)
-
-
-def _border(outside: Callable[[float], bool], inner: float, outer: float) -> float:
-    """Where ``outside`` becomes true between ``inner`` and ``outer``; ``outer`` if it does not."""
-    if not outside(outer):
-        return outer
-    for _ in range(60):
-        middle = (inner + outer) / 2
-        inner, outer = (inner, middle) if outside(middle) else (middle, outer)
-    return outer
 
 
 def chi_square_ratio(counts: Sequence[int], weights: Sequence[float]) -> float:
