@@ -79,14 +79,6 @@ class Assignment(StrictModel):
     allow_override: bool = False
     expect_same_tokens: bool = Field(True, description="pairs with different tokens make the result invalid")
 
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _is_supported(cls, mode: Any) -> Any:
-        if mode == "shadow":
-            raise ValueError("shadow is not supported any more; replay captured requests with `specdec ab run` in "
-                             "mode paired_replay")  # fmt: skip
-        return mode
-
     @model_validator(mode="after")
     def _washout_fits(self) -> Assignment:
         if self.mode == "switchback" and self.washout_s >= self.block_s:

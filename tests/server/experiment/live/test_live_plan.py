@@ -62,7 +62,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         (PLAN.replace("mode: hash", "mode: switchback\n  share: 10%"), 10, "no effect in mode switchback; hash"),
         (PLAN.replace("mode: hash", "mode: paired_replay\n  unit: user"), 10, "no effect in mode paired_replay; hash"),
         (PLAN.replace("{width: 2}", "{}"), 2, "both arms are the same"),
-        (PLAN.replace("mode: hash", "mode: shadow"), 9, "replay captured requests with `specdec ab run`"),
+        (PLAN.replace("mode: hash", "mode: other"), 9, "Input should be 'paired_replay'"),
         (PLAN.replace("  two:", "  two,three:"), 5, "must be a name of letters"),
         ("name: a\nwhat: b\narms: {}\n", 2, "Extra inputs"),
         ("name: [", 1, "not valid YAML"),
