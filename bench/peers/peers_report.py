@@ -31,10 +31,6 @@ class PeersRun:
     machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
     seconds: float = 0.0
 
-    def note(self, arm: Arm, prompt: PeerPrompt, answer: Record) -> None:
-        """Record an answer."""
-        self.answers[arm.name, prompt.ask.name] = answer
-
     def answers_of(self, arm: Arm, workload: str) -> dict[str, Record]:
         """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
         names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]

@@ -119,7 +119,7 @@ class PeersBench:
             answer = await peer.ask(ask)
         except PeerError as error:
             raise PeerError(f"{ask.name}: {error}") from None
-        run.note(peer.arm, prompt, answer)
+        run.answers[peer.arm.name, ask.name] = answer
         self._say(f"{ask.name} {peer.arm.name}: {_figure(answer)}")
         peer.pause()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -98,18 +99,18 @@ async def start_experiment(call: Call) -> None:
     except UnicodeDecodeError:
         raise InvalidRequestError.of("plan", "must be UTF-8 text") from None
     status = await experiments.start(plan)
-    await call.reply(201, status.as_dict())
+    await call.reply(201, asdict(status))
 
 
 async def list_experiments(call: Call) -> None:
     """All experiments."""
-    await call.reply(200, {"experiments": [status.as_dict() for status in await _experiments(call).statuses()]})
+    await call.reply(200, {"experiments": [asdict(status) for status in await _experiments(call).statuses()]})
 
 
 async def show_experiment(call: Call) -> None:
     """An experiment's status and its result so far. While ``result`` is null, ``note`` says why."""
     experiments, name = _experiments(call), _name(call)
-    status: dict[str, Any] = (await experiments.get(name)).as_dict()
+    status: dict[str, Any] = asdict(await experiments.get(name))
     try:
         found = orjson.loads((await experiments.conclude(name)).result)
         result, note = {field: found[field] for field in ("verdict", "primary", "guardrails", "notes")}, ""
@@ -126,7 +127,7 @@ async def show_report(call: Call) -> None:
 
 async def stop_experiment(call: Call) -> None:
     """End an experiment and keep its records."""
-    await call.reply(200, (await _experiments(call).stop(_name(call))).as_dict())
+    await call.reply(200, asdict(await _experiments(call).stop(_name(call))))
 
 
 def _experiments(call: Call) -> Experiments:

@@ -210,10 +210,9 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
 
     The key must be one marked `admin`. Modes: hash, switchback, aa; see docs/experiments.md.
     """
-    try:
-        text = plan.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{plan}: can not be read ({error})") from None
+    from server.experiment.config import read_text
+
+    text = read_text(plan)
     _show_status(_ask_when_ready(server, credentials, lambda client: client.experiments.start(text, model=model)))
 
 

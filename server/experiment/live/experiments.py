@@ -9,9 +9,8 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from server.admission import Admission
 from server.engine_client import EngineClient
@@ -64,9 +63,6 @@ class ExperimentStatus:
     reason: str = ""  # why it has ended
     left_out: Mapping[str, int] = field(default_factory=dict)  # requests of this run that do not participate, by reason
     warnings: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"records": dict(self.records), "left_out": dict(self.left_out)}
 
 
 def live_facts(info: EngineInfo) -> dict[str, str]:

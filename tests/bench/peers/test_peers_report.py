@@ -28,12 +28,14 @@ def a_run() -> PeersRun:
     run.prompts = [PeerPrompt("chat", LoadRequest(f"chat/{i}", 8, ids=(1,) * 10), i > 0) for i in range(4)]
     warm, *counted = run.prompts
     for arm, tpots in ((OFF, (60, 60, 60)), (AUTO, (30, 20, 40)), (FAST, (30, 30, 30)), (SLOW, (120, 100, 110))):
-        run.note(arm, warm, steady(5, 9000))  # a figure that would show if it were counted
+        run.answers[arm.name, warm.ask.name] = steady(5, 9000)  # a figure that would show if it were counted
         for prompt, tpot in zip(counted, tpots, strict=True):
-            run.note(arm, prompt, steady(11, tpot, 50.0 if arm is FAST else 100.0, f"{arm.engine} {prompt.ask.name}"))
-    run.note(DRAFT, counted[0], steady(21, 10, 50.0, "llama.cpp chat/1"))
-    run.note(DRAFT, counted[1], answer(4, 40.0, 50.0, "other"))  # too short for a time per token
-    run.note(DRAFT, counted[2], Record("chat/3", 0.0, outcome="refused", error="HTTP 400: too long"))
+            name = prompt.ask.name
+            run.answers[arm.name, name] = steady(11, tpot, 50.0 if arm is FAST else 100.0, f"{arm.engine} {name}")
+    first, short, refused = (prompt.ask.name for prompt in counted)
+    run.answers[DRAFT.name, first] = steady(21, 10, 50.0, "llama.cpp chat/1")
+    run.answers[DRAFT.name, short] = answer(4, 40.0, 50.0, "other")  # too short for a time per token
+    run.answers[DRAFT.name, refused] = Record("chat/3", 0.0, outcome="refused", error="HTTP 400: too long")
     return run
 
 
