@@ -46,15 +46,13 @@ def test_even_arrivals() -> None:
     assert Arrivals(4, 2, shape=None).offsets(0) == [i / 4 for i in range(8)]
 
 
-@pytest.mark.parametrize(
-    "bad", [{"rate": 0}, {"duration_s": -1}, {"shape": float("nan")}, {"shape": 1e-300}, {"rate": 1_000_001}]
-)
+@pytest.mark.parametrize("bad", [{"rate": 0}, {"duration_s": -1}, {"shape": float("nan")}, {"rate": 1_000_001}])
 def test_invalid_schedules_are_rejected(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         Arrivals(**({"rate": 1.0, "duration_s": 1.0} | bad))
 
 
-@pytest.mark.parametrize("shape", [0.0, 1e-9, float("nan")])
+@pytest.mark.parametrize("shape", [0.0, 1e-300, 1e-9, float("nan")])
 def test_bug_a_shape_with_which_all_requests_arrive_at_once_is_rejected(shape: float) -> None:
     with pytest.raises(ConfigError, match=r"shape must be at least 0\.001"):
         shape_of("gamma", shape)
