@@ -54,7 +54,7 @@ class _Ignored:
         """The same with the .gitignore file of ``folder``, if it has one.
 
         Raises:
-            ConfigError: the file can not be read.
+            ConfigError: the file cannot be read.
         """
         file = Path(folder, ".gitignore")
         if not file.is_file():
@@ -62,7 +62,7 @@ class _Ignored:
         try:
             lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
         except OSError as error:
-            raise ConfigError(f"{file} can not be read ({error})") from None
+            raise ConfigError(f"{file} cannot be read ({error})") from None
         # Git, too, ignores a malformed line and heeds the others.
         return _Ignored([(folder, GitIgnoreSpec.from_lines(filter(_is_pattern, lines))), *self._specs])
 
@@ -90,7 +90,7 @@ def find_files(sources: IndexSources) -> Iterator[str]:
     skipped, so that one deleted file does not end the updates, unless all are missing.
 
     Raises:
-        ConfigError: all roots are missing, one can not be listed, or a pattern is malformed.
+        ConfigError: all roots are missing, one cannot be listed, or a pattern is malformed.
     """
     for option, patterns in (("--only", sources.only), ("--exclude", sources.exclude)):
         for pattern in patterns:
@@ -108,7 +108,7 @@ def find_files(sources: IndexSources) -> Iterator[str]:
                 if only is None or only.match_file(os.path.relpath(path, base)):
                     yield path
         except OSError as error:
-            raise ConfigError(f"{error.filename} can not be read ({error.strerror})") from None
+            raise ConfigError(f"{error.filename} cannot be read ({error.strerror})") from None
 
 
 def _of_parents(root: str) -> _Ignored:
@@ -152,7 +152,7 @@ def build_index(
     no file changed, nothing is written.
 
     Raises:
-        ConfigError: there is no text or too much, or a file can not be read or written.
+        ConfigError: there is no text or too much, or a file cannot be read or written.
     """
     if former is not None and former.header.fingerprint != tokenizer.fingerprint:
         former = None
@@ -196,7 +196,7 @@ class _Text:
         """Append a file unless it is no text.
 
         Raises:
-            ConfigError: the file can not be read, or the text exceeds `MAX_TOKENS`.
+            ConfigError: the file cannot be read, or the text exceeds `MAX_TOKENS`.
         """
         try:
             found = os.stat(path)
@@ -212,7 +212,7 @@ class _Text:
         except (UnicodeDecodeError, FileNotFoundError):
             return  # another encoding or no text, or deleted since it was listed
         except OSError as error:
-            raise ConfigError(f"{path} can not be read ({error.strerror})") from None
+            raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
         self.files.append(IndexedFile(path, found.st_size, found.st_mtime_ns, self.size, len(tokens)))
         self.parts += [tokens, self._separator]
         self.size += len(tokens) + 1

@@ -17,7 +17,7 @@ class TextStore:
     """At most ``limit`` tokens of text, none older than ``age_s`` seconds.
 
     Text is appended to the young generation. When that holds half of the limit or reaches half of the age, it becomes
-    the old generation, and the previous old one is dropped: an automaton can not drop single texts, and this takes
+    the old generation, and the previous old one is dropped: an automaton cannot drop single texts, and this takes
     constant time. Text that is used again is written to the young generation again (`TextWriter` skips only what that
     holds), so text in use stays.
     """

@@ -65,7 +65,7 @@ class TokenIndex:
     version: changes when the file is replaced. check: verify the checksum, a third of a second for 250 MB.
 
     Raises:
-        ConfigError: the file can not be read, is no index, or is damaged.
+        ConfigError: the file cannot be read, is no index, or is damaged.
     """
 
     def __init__(self, path: Path, *, check: bool = True) -> None:
@@ -82,7 +82,7 @@ class TokenIndex:
             raise ConfigError(f"index {error}; {_WAY_OUT}") from None
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             reason = error.strerror if isinstance(error, OSError) else "it is empty"
-            raise ConfigError(f"index {path} can not be read ({reason}); {_WAY_OUT}") from None
+            raise ConfigError(f"index {path} cannot be read ({reason}); {_WAY_OUT}") from None
         self.header, self._text = self._read_header()
         header = self.header
         sorted_at = self._text + 4 * header.tokens
@@ -238,7 +238,7 @@ def write_index(
     header: the fields of `IndexHeader` that do not follow from the other parameters. tokens, suffixes: [tokens].
 
     Raises:
-        ConfigError: the file can not be written.
+        ConfigError: the file cannot be written.
     """
     assert sys.byteorder == "little"  # the format of the suffix array and of the machines that specdec runs on
     rows = [[f.path, f.size, f.mtime_ns, f.start, f.count] for f in files]
@@ -272,7 +272,7 @@ def write_index(
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise ConfigError(f"index {path} can not be written ({error.strerror})") from None
+        raise ConfigError(f"index {path} cannot be written ({error.strerror})") from None
     return size
 
 

@@ -347,7 +347,7 @@ class FakeEngine:
     def load_draft(self, draft: str, dtype: str | None) -> str:
         """A draft's name is its script: ``slow`` takes half a second, ``missing`` and ``broken`` fail."""
         if draft == "missing":
-            raise ModelError("model 'missing' can not be found; fetch it")
+            raise ModelError("model 'missing' cannot be found; fetch it")
         if draft == "broken":
             raise RuntimeError("a secret of the inside")
         if draft == "slow":
@@ -527,7 +527,7 @@ def echo(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     """The targets ``missing`` and ``crash`` cannot be loaded; ``slow-start`` takes 0.2 s."""
     progress("load fake", 1, 2)
     if config.target == "missing":
-        raise ModelError("model 'missing' can not be found; fetch it")
+        raise ModelError("model 'missing' cannot be found; fetch it")
     if config.target == "crash":
         raise RuntimeError("crashed while loading")
     if config.target == "slow-start":

@@ -45,10 +45,10 @@ class Kernels:
 
 
 def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path, threads: int) -> Kernels:
-    """The kernels ``choice``; "auto" is native, or with a warning reference if native ones can not be built.
+    """The kernels ``choice``; "auto" is native, or with a warning reference if native ones cannot be built.
 
     Raises:
-        KernelError: ``choice`` is "native", which can not be built or loaded.
+        KernelError: ``choice`` is "native", which cannot be built or loaded.
     """
     if choice != "reference":
         try:

@@ -31,7 +31,7 @@ _SCREEN = {
 def doctor_command(engine_config: EngineConfig) -> None:
     """Check device, kernels, numeric self-test, memory bandwidth, what the model needs and can reach, and versions.
 
-    Exit code 1: the model does not fit, or the configuration can not be served.
+    Exit code 1: the model does not fit, or the configuration cannot be served.
     """
     import psutil
     from rich.console import Console
@@ -63,13 +63,13 @@ def doctor_command(engine_config: EngineConfig) -> None:
         except importlib.metadata.PackageNotFoundError:
             console.print(f"{name:12} not installed")
     if not outlook.servable:
-        raise click.ClickException("this configuration can not be served here; `needs` above says why")
+        raise click.ClickException("this configuration cannot be served here; `needs` above says why")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What can be expected of a configuration: ``lines`` of a word and a text; ``servable``: it is not known that it
-    can not be served."""
+    cannot be served."""
 
     lines: list[tuple[str, str]]
     servable: bool = True

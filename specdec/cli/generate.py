@@ -82,7 +82,7 @@ def pop_prediction(values: dict[str, Any]) -> str:
     """
     text, file = values.pop("prediction"), values.pop("prediction_file")
     if text is not None and file is not None:
-        raise click.UsageError("--prediction and --prediction-file can not be used together")
+        raise click.UsageError("--prediction and --prediction-file cannot be used together")
     if file is not None:
         return _read(file, "--prediction-file")
     return text or ""
@@ -100,7 +100,7 @@ def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
         return None
     if len(given) > 1:
         flags = ", ".join(_flag(kind) for kind in given)
-        raise click.UsageError(f"{flags} can not be used together")
+        raise click.UsageError(f"{flags} cannot be used together")
     (kind,) = given
     value = found[kind]
     if kind == GrammarKind.JSON_OBJECT:
@@ -126,7 +126,7 @@ def _read(path: Path, flag: str) -> str:
     try:
         return path.read_bytes().decode()  # line ends as they are: they are tokens too
     except (OSError, UnicodeDecodeError) as error:
-        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"can not be read: {error.strerror}"
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
         raise click.UsageError(f"{flag}: {path} {reason}") from None
 
 
@@ -313,7 +313,7 @@ def _refuse_engine_options(values: dict[str, Any]) -> None:
     names = [name for name in values if name.startswith("engine__") or name == "config_file"]
     given = [flag_of(name) for name in names if values[name] is not None]
     if given:
-        raise click.UsageError(f"{', '.join(given)} can not be used with --server")
+        raise click.UsageError(f"{', '.join(given)} cannot be used with --server")
     if any("=" in text for text in values["index"]):
         raise click.UsageError("--index: with --server it takes the NAME of one of the server's indexes, and no file")
 
@@ -397,7 +397,7 @@ class Answer:
 
 
 def write_text(text: str) -> None:
-    """Show text at once; characters that the terminal can not show become question marks."""
+    """Show text at once; characters that the terminal cannot show become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

@@ -173,7 +173,7 @@ def pop_config(values: dict[str, Any]) -> Config:
     config = load_config(file, overrides)
     if config.engines and overrides.get("engine.target") is not None:
         raise click.UsageError(
-            f"MODEL and --target can not be used with the `engines` of {file}, which have targets of their own; "
+            f"MODEL and --target cannot be used with the `engines` of {file}, which have targets of their own; "
             "change engines.NAME.target there"
         )
     return config
@@ -401,14 +401,14 @@ def read_key(option: str, file: Path | None) -> str:
     """The key in a file that ``option`` named; empty where none did.
 
     Raises:
-        click.UsageError: it can not be read, or holds something else.
+        click.UsageError: it cannot be read, or holds something else.
     """
     if file is None:
         return ""
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{option}: {file} can not be read ({error})") from None
+        raise click.UsageError(f"{option}: {file} cannot be read ({error})") from None
     if not key or len(key.split()) != 1:
         raise click.UsageError(f"{option}: {file} must hold one key and nothing else")
     return key

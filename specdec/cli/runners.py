@@ -71,10 +71,10 @@ Result = TypeVar("Result")
 
 class RemoteRunner:
     """Use as a context manager; leaving ``events`` early cancels the call. ``CallError`` where a server refuses, fails,
-    or can not be reached. ``model``: the name of one of several that the server has.
+    or cannot be reached. ``model``: the name of one of several that the server has.
 
     Raises:
-        ConfigError: a file of the credentials can not be read.
+        ConfigError: a file of the credentials cannot be read.
     """
 
     def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR, model: str = "") -> None:

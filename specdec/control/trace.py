@@ -69,7 +69,7 @@ class TraceWriter:
     ``max_bytes``. On a full disk the file begins with the first step for which there is space.
 
     Raises:
-        ConfigError: the file can not be written, for another reason than a full disk.
+        ConfigError: the file cannot be written, for another reason than a full disk.
     """
 
     def __init__(self, path: Path, controller: Mapping[str, Any], max_bytes: int = 256 << 20) -> None:
@@ -80,7 +80,7 @@ class TraceWriter:
         except OSError as error:
             if error.errno in _FULL:
                 return
-            raise ConfigError(f"engine.speculation.trace_file: {path} can not be written ({error.strerror})") from None
+            raise ConfigError(f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})") from None
 
     def write(self, step: StepTrace) -> None:
         """Append a step. Raises OSError."""
@@ -156,7 +156,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], Iterator[StepTrace]]:
     """The controller's arguments and the steps, which are read lazily. A last line cut off by a crash is skipped.
 
     Raises:
-        ConfigError: the file can not be read, or is no trace of this version; while the steps are read, also for a line
+        ConfigError: the file cannot be read, or is no trace of this version; while the steps are read, also for a line
             that is no step.
     """
     return _header(path)["controller"], _steps(path)
@@ -167,7 +167,7 @@ def _header(path: Path) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             header = json.loads(file.readline() or "null")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: can not be read as a trace ({error})") from None
+        raise ConfigError(f"{path}: cannot be read as a trace ({error})") from None
     if not isinstance(header, dict) or header.get("specdec_trace") != VERSION:
         raise ConfigError(f"{path}: is no decision trace of version {VERSION}; write one with --trace-file")
     if not isinstance(header.get("controller"), dict):

@@ -127,7 +127,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except (TemplateError, RecursionError) as error:
-            raise ModelError(f"the model's chat template can not be compiled: {error}; send a plain prompt") from None
+            raise ModelError(f"the model's chat template cannot be compiled: {error}; send a plain prompt") from None
 
     def render(
         self,

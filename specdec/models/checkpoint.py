@@ -129,12 +129,12 @@ def check_regular(path: Path) -> int:
     """The size of the file ``path`` in bytes.
 
     Raises:
-        ModelError: it is no regular file, whose reading may never end, or can not be read.
+        ModelError: it is no regular file, whose reading may never end, or cannot be read.
     """
     try:
         status = path.stat()
     except OSError as error:
-        raise ModelError(f"{path}: can not be read ({error.strerror})") from None
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path}: is no regular file")
     return status.st_size
@@ -144,7 +144,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """The UTF-8 text of a model's file.
 
     Raises:
-        ModelError: it is no regular file, is larger than ``max_bytes``, or can not be read.
+        ModelError: it is no regular file, is larger than ``max_bytes``, or cannot be read.
     """
     size = check_regular(path)
     if size > max_bytes:
@@ -152,7 +152,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
+        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
 
 
 _EDGE_BYTES = 64 << 10  # a weight file's head holds its header, with the place of every tensor
@@ -171,5 +171,5 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
                 file.seek(max(status.st_size - _EDGE_BYTES, 0))
                 digest.update(file.read(_EDGE_BYTES))
         except OSError as error:
-            raise ModelError(f"{path}: can not be read ({error.strerror})") from None
+            raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()

@@ -356,7 +356,7 @@ class WeightsReader:
         return DenseLinear(dense, bias, self._scratch)
 
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:
-        """The layer in 4 bits; None if the checkpoint holds it otherwise, or in parts that can not run as one."""
+        """The layer in 4 bits; None if the checkpoint holds it otherwise, or in parts that cannot run as one."""
         source = self._source
         if not _stays_int4(source, self._types):
             return None
@@ -429,7 +429,7 @@ def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
     if group is None and size == inputs:
         group = GROUP_SIZES[-1]  # one group: its last part may be short
     if group is None:
-        raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel can not split it, {WAY_OUT}")
+        raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel cannot split it, {WAY_OUT}")
     return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
 
 

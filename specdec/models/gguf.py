@@ -65,7 +65,7 @@ class GGUFFile:
     """An open GGUF file.
 
     Raises:
-        ModelError: the file can not be read, is no GGUF file, is truncated or corrupt.
+        ModelError: the file cannot be read, is no GGUF file, is truncated or corrupt.
         UnsupportedModelError: its version or byte order is not supported.
     """
 
@@ -75,7 +75,7 @@ class GGUFFile:
         try:
             self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: can not be read ({error})") from None
+            raise ModelError(f"{path}: cannot be read ({error})") from None
         self._data = self._bytes.data
         self._at = 0
         self.metadata: dict[str, Any] = {}  # int, float, bool, str, or a list of one of them
@@ -93,7 +93,7 @@ class GGUFFile:
         return np.array(raw[index])  # the mapping is read-only, and tensors must not be
 
     def supported(self, name: str) -> GGUFTensor:
-        """Tensor ``name``; UnsupportedModelError if its type can not be dequantised."""
+        """Tensor ``name``; UnsupportedModelError if its type cannot be dequantised."""
         tensor = self.tensors[name]
         if tensor.type not in SUPPORTED_TYPES:
             raise UnsupportedModelError(

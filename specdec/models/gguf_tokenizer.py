@@ -236,7 +236,7 @@ class TokenizerCache:
             for former in set(self._folder.glob(f"{key[:32]}-*")) - {self._place(key)}:  # of other formats
                 shutil.rmtree(former, ignore_errors=True)
         except OSError as error:
-            logger.warning("%s: tokenizer can not be cached (%s)", self._folder, error)
+            logger.warning("%s: tokenizer cannot be cached (%s)", self._folder, error)
 
     def _place(self, key: str) -> Path:
         return self._folder / f"{key[:32]}-{_FORMAT}"

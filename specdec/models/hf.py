@@ -473,7 +473,7 @@ def readable(folder: Path, tensor: str) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, RuntimeError, OSError) as error:
-        raise ModelError(f"{folder}: tensor {tensor} can not be read ({error}); fetch it again") from None
+        raise ModelError(f"{folder}: tensor {tensor} cannot be read ({error}); fetch it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -488,7 +488,7 @@ def parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
+        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
     return data
@@ -539,7 +539,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
     like: see `Tokenizer.like`.
 
     Raises:
-        ModelError: there is no ``tokenizer.json``, or it can not be read.
+        ModelError: there is no ``tokenizer.json``, or it cannot be read.
     """
     path = folder / "tokenizer.json"
     if not path.exists():

@@ -405,7 +405,7 @@ class PackedCache:
                 if stale != self.path:
                     stale.unlink(missing_ok=True)
         except OSError as error:
-            logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
+            logger.warning("%s: packed weights cannot be cached (%s)", self._folder, error)
 
     def _discard(self, error: Exception) -> None:
         """Delete a damaged file, if that is possible."""

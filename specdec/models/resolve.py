@@ -94,7 +94,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     """The checkpoint ``ref``: an existing folder or file first, then "random:SHAPE", a catalogue name, or a hub id.
 
     Raises:
-        ModelError: there is none, or it can not be fetched.
+        ModelError: there is none, or it cannot be fetched.
     """
     path = Path(ref).expanduser()
     if path.is_dir():

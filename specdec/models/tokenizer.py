@@ -106,7 +106,7 @@ def _ids(backend: Any, text: str) -> list[int]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # the library's, which derives from BaseException
             raise
-        why = f"the model's tokenizer.json has a pattern that can not split this text ({error})"
+        why = f"the model's tokenizer.json has a pattern that cannot split this text ({error})"
         raise InvalidRequestError.of("prompt", why) from None
     return found
 
@@ -132,7 +132,7 @@ class Tokenizer:
             data, changed = _normalise(json.loads(serialised))
             self._backend = tokenizers.Tokenizer.from_str(json.dumps(data) if changed else serialised)
         except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"tokenizer.json can not be read ({error}); fetch the model again") from None
+            raise ModelError(f"tokenizer.json cannot be read ({error}); fetch the model again") from None
         self._source = hashlib.sha256(serialised.encode()).digest()
         self._backend.encode_special_tokens = True  # their names in a text are plain characters
         self._token_bytes = TokenBytes(data.get("decoder"))
@@ -317,7 +317,7 @@ class Tokenizer:
         """Token ids of a conversation; raises like `render_chat`.
 
         The template's special tokens are parsed. Those spelled out in the text of a message or tool are not, so that
-        it can not forge a turn.
+        it cannot forge a turn.
         """
         guarded = _guard(plain_messages(messages), self._special_starts)
         guarded_tools = _guard(tools, self._special_starts)

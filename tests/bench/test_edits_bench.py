@@ -70,7 +70,7 @@ async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> N
 
 
 async def test_an_engine_that_fails_ends_the_run() -> None:
-    with pytest.raises(BenchError, match="can not ask"):
+    with pytest.raises(BenchError, match="cannot ask"):
         await bench([edit("warm"), edit("a")]).road([Actor(OURS_OFF, [], breaks="ask")], ("",))
 
 

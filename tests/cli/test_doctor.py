@@ -43,7 +43,7 @@ def test_a_model_that_does_not_fit_is_an_exit_code(folder: Path) -> None:
     assert done.exit_code == 1
     assert "needs        it does not fit" in done.stdout
     assert "torch " in done.stdout  # versions are reported too
-    assert "can not be served here" in done.stderr
+    assert "cannot be served here" in done.stderr
     beyond = doctor(folder, "--max-context", "100000")
     assert (beyond.exit_code, "engine.max_context" in beyond.stdout) == (1, True)
 

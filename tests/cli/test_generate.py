@@ -317,7 +317,7 @@ async def test_a_server_streams_text_chat_and_errors() -> None:
     assert (long.exit_code, len(long.stderr.splitlines())) == (1, 1)
     assert "the limit is 127" in long.stderr
     assert mistaken.exit_code == 2
-    assert "--target, --kv-tokens, --trace-file can not be used with --server" in mistaken.stderr
+    assert "--target, --kv-tokens, --trace-file cannot be used with --server" in mistaken.stderr
     assert "speculation.drafters: unknown model; loaded: suffix" in unknown.stderr
     assert "target_tpot_ms" in slow.stderr
 

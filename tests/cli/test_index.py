@@ -66,7 +66,7 @@ def test_an_update_goes_on_without_a_deleted_file(tmp_path: Path, target: str) -
     assert "1 of 2 files read" in run("--out", out, "--target", target).stdout  # it is back
     for file in files:
         file.unlink()
-    assert "can not be read" in run("--out", out, "--target", target).stderr
+    assert "cannot be read" in run("--out", out, "--target", target).stderr
 
 
 def test_an_update_keeps_the_vocabulary(tmp_path: Path, target: str) -> None:

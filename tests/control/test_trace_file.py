@@ -86,12 +86,12 @@ def test_a_file_that_is_not_a_trace_is_rejected(tmp_path: Path, header: str) -> 
 
 def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "t")
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "none")
 
 

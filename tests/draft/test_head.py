@@ -254,7 +254,7 @@ def test_rejected_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None
 
 
 def test_levels_that_do_not_pay_are_not_grown(make_loop: Callable[..., Loop]) -> None:
-    """The trees that grow share a level's price: two can pay it where one alone can not."""
+    """The trees that grow share a level's price: two can pay it where one alone cannot."""
     loop = make_loop()
     sequences = [loop.admit(PROMPT[i : i + 40]) for i in range(2)]
     for sequence in sequences:

@@ -153,5 +153,5 @@ def test_an_empty_index_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> Non
     put(tmp_path / "src", _gitignore="*\n", a_py="x\n")
     with pytest.raises(ConfigError, match="no text to index"):
         build(tmp_path, tokenizer)
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         list(find_files(IndexSources((str(tmp_path / "none"),))))

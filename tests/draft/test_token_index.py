@@ -141,5 +141,5 @@ def test_a_failed_write_keeps_the_former_index(tmp_path: Path) -> None:
         write(path, [[4]], roots=object())
     assert TokenIndex(path).tokens.tolist() == [1, 2, 3, SEPARATOR]
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ConfigError, match="can not be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         write(tmp_path / "no" / "index", [[1]])

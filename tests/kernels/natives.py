@@ -18,7 +18,7 @@ CACHE = Path("~/.cache/specdec")
 def need_compiler() -> None:
     """Skips the test when no C++ compiler is installed."""
     if shutil.which("g++") is None:
-        pytest.skip("no g++ here: the native kernels can not be built")
+        pytest.skip("no g++ here: the native kernels cannot be built")
 
 
 def native_backend(threads: int = 2) -> NativeBackend:

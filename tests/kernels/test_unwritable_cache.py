@@ -1,4 +1,4 @@
-"""A cache folder that can not be written: the start says so in one line, or goes on with slow kernels."""
+"""A cache folder that cannot be written: the start says so in one line, or goes on with slow kernels."""
 
 from __future__ import annotations
 

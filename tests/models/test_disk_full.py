@@ -67,7 +67,7 @@ def test_a_cached_tokenizer_replaces_those_of_other_formats(tmp_path: Path) -> N
 def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Path) -> None:
     contents = [bytes(64), bytes([1]) * 9000, bytes([2]) * 64]
     entry, fetcher = _entry(contents), Fetcher(tmp_path, FakeIndex(contents))
-    with room_for(4096), pytest.raises(ModelError, match="tiny can not be stored: File too large"):
+    with room_for(4096), pytest.raises(ModelError, match="tiny cannot be stored: File too large"):
         fetcher.fetch(entry)
     assert files(tmp_path) == ["tiny.lock", "tiny.parts/000"]
     assert fetcher.fetch(entry).read_bytes() == b"".join(contents)

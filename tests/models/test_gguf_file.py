@@ -93,7 +93,7 @@ def test_other_files_are_rejected(tmp_path: Path, tiny: Tiny) -> None:
     path.write_bytes(b"GGUF\x00\x00\x00\x03" + bytes(100))  # big-endian
     with pytest.raises(ModelError, match="big-endian byte order is not supported"):
         GGUFFile(path)
-    with pytest.raises(ModelError, match="can not be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         GGUFFile(tmp_path / "absent.gguf")
 
 

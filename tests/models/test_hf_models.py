@@ -178,7 +178,7 @@ def test_incomplete_folders_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no \.safetensors"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
     (folder / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json: can not be read"):
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=r"no config\.json"):

@@ -153,7 +153,7 @@ def test_a_pattern_with_endless_backtracking_affects_its_request_only(folder: Pa
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": pattern}))
     tokenizer = load_tokenizer(str(folder), folder.parent / "cache")
-    with pytest.raises(InvalidRequestError, match="has a pattern that can not split this text"):
+    with pytest.raises(InvalidRequestError, match="has a pattern that cannot split this text"):
         tokenizer.encode("a" * 40)
     assert tokenizer.encode("hello")
 

@@ -68,7 +68,7 @@ def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ModelError, match=r"some-org/Some-Model: can not be had from the hub \(no route\)") as caught:
+    with pytest.raises(ModelError, match=r"some-org/Some-Model: cannot be had from the hub \(no route\)") as caught:
         load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -119,7 +119,7 @@ def test_an_unwritable_cache_is_only_logged(tiny: Tiny, tmp_path: Path, caplog: 
     (tmp_path / "file").write_text("in the way")
     loaded = load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path / "file")
     assert loaded.config.n_layers == 2
-    assert "can not be cached" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_a_damaged_file_that_cannot_be_deleted_is_only_logged(

@@ -155,7 +155,7 @@ def test_template_helpers() -> None:
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     with pytest.raises(InvalidRequestError, match=r"messages: .*roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ModelError, match="can not be compiled"):
+    with pytest.raises(ModelError, match="cannot be compiled"):
         render("{% if %}")
     with pytest.raises(InvalidRequestError, match="unsafe"):
         render("{{ ''.__class__.__mro__ }}")
@@ -166,7 +166,7 @@ def test_a_missing_template_is_reported(tiny: Tiny) -> None:
     assert not bare.has_chat_template
     with pytest.raises(ModelError, match="no chat template; send a plain prompt"):
         bare.render_chat([{"role": "user", "content": "x"}])
-    with pytest.raises(ModelError, match=r"tokenizer\.json can not be read"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         Tokenizer("{}", TokenizerInfo())
 
 

@@ -138,7 +138,7 @@ async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
             assert (error.code(), found(error, ErrorInfo).reason) == (code, reason)
             assert "secret" not in str(error.details())
             assert await draft_of(stubs) == "old"
-        assert "can not be found" in str(
+        assert "cannot be found" in str(
             (await failed(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="missing")))).details()
         )
         for bad in (admin.SwapDraftRequest(draft="x", dtype="int2"), admin.SwapDraftRequest(dtype="int8")):

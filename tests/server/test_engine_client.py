@@ -213,7 +213,7 @@ async def test_repeated_crashes_end_in_failure(caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [("missing", "model 'missing' can not be found; fetch it"), ("crash", "crashed while loading")],
+    [("missing", "model 'missing' cannot be found; fetch it"), ("crash", "crashed while loading")],
 )
 async def test_an_engine_that_cannot_start_reports_why(target: str, message: str) -> None:
     client = make_client(make_config(target=target), policy=quick_policy(give_up_after=2))

@@ -273,7 +273,7 @@ def test_the_server_process_needs_no_torch(tmp_path: Path) -> None:
 
 async def test_run_ends_when_the_engine_cannot_start_or_crashes_too_often() -> None:
     missing = Serving(make_config(target="missing"), lambda _: FakeTokenizer(), factory=ECHO)
-    with pytest.raises(EngineStartError, match="can not be found"):
+    with pytest.raises(EngineStartError, match="cannot be found"):
         await asyncio.wait_for(missing.run(lambda *_: None), 20)
     frail = Serving(make_config(), lambda _: FakeTokenizer(), factory=ECHO, policy=quick_policy(give_up_after=1))
     running, _ = await run_until_ready(frail)

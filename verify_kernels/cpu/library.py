@@ -54,7 +54,7 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
     """The compiled kernels, built into ``cache_dir/kernels`` when this machine has none for these sources.
 
     Raises:
-        KernelError: no C++ compiler, the compiler failed, the library does not load, or ``cache_dir`` can not be
+        KernelError: no C++ compiler, the compiler failed, the library does not load, or ``cache_dir`` cannot be
             written.
     """
     path = build_library(cache_dir)
@@ -77,7 +77,7 @@ def build_library(cache_dir: Path) -> Path:
     """Compile `csrc` for this very processor unless that was done before; returns the shared library's path.
 
     Raises:
-        KernelError: no C++ compiler, the compiler failed, or ``cache_dir`` can not be written.
+        KernelError: no C++ compiler, the compiler failed, or ``cache_dir`` cannot be written.
     """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
@@ -94,7 +94,7 @@ def build_library(cache_dir: Path) -> Path:
                 _compile(compiler, folder, target)
     except OSError as error:
         raise KernelError(
-            f"native kernels can not be built in {folder} ({error.strerror or error}); set engine.cache_dir to a "
+            f"native kernels cannot be built in {folder} ({error.strerror or error}); set engine.cache_dir to a "
             "folder that this user may write, or engine.kernels to `reference`"
         ) from None
     return target

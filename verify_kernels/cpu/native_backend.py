@@ -68,7 +68,7 @@ class NativeBackend:
     """C++ kernels: one call per fused layer, argument records bound once, no allocation in a layer.
 
     Raises:
-        KernelError: the kernels can not be built or loaded here.
+        KernelError: the kernels cannot be built or loaded here.
     """
 
     def __init__(self, cache_dir: Path, threads: int) -> None:

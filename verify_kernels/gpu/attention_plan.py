@@ -91,7 +91,7 @@ def tile_heads(row, n, ctx, depth, leaf_of, top, nodes, max_pages):
 
 @triton.jit
 def path_segments(last, ctx, seg_tiles):
-    """How many segments of their path rows that end in tile ``last`` can not share with their entry."""
+    """How many segments of their path rows that end in tile ``last`` cannot share with their entry."""
     committed = ctx // 64
     return tl.where(last > committed, tl.cdiv(last, seg_tiles) - committed // seg_tiles, 0)
 
@@ -355,7 +355,7 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     """Fill the workspace's plan. Two launches, once per step, for all layers.
 
     Rows of an entry are a chain, then a tree above it. A tree's paths leave the chain for at most
-    ``workspace.max_branch`` nodes: longer ones are computed wrongly, as values on the device can not be refused, but
+    ``workspace.max_branch`` nodes: longer ones are computed wrongly, as values on the device cannot be refused, but
     nothing is read out of bounds.
 
     Raises:

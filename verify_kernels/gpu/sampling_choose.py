@@ -3,7 +3,7 @@
 """Sampling among the listed tokens of each row: the exact cut by top-k and top-p, and the choice with noise.
 
 One program per row shortens its lists, by its filters, then by the noise's bounds, so that a handful is left: these
-need the float64 logarithms of G, and dropped tokens can not be chosen.
+need the float64 logarithms of G, and dropped tokens cannot be chosen.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The CPU kernels in plain torch and numpy: they run where C++ can not be built, and check the native ones."""
+"""The CPU kernels in plain torch and numpy: they run where C++ cannot be built, and check the native ones."""

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: the oracle of the native ones, and what runs where those can not be built."""
+"""The kernels in plain torch: the oracle of the native ones, and what runs where those cannot be built."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Actor:
     def _call(self, what: str) -> None:
         self._calls.append(f"{what} {self._name}")
         if self.breaks == what:
-            raise PeerError(f"can not {what}")
+            raise PeerError(f"cannot {what}")
 
     async def start(self) -> None:
         self._call("start")
@@ -66,7 +66,7 @@ class Actor:
     async def ask(self, ask: LoadRequest) -> Record:
         self._asked += 1
         if self.breaks == "ask" and self._asked > 1:
-            raise PeerError("can not ask")
+            raise PeerError("cannot ask")
         self._calls.append(f"{self._name} {ask.name}")
         return answer(ask.max_tokens, 10.0, 40.0, f"text of {ask.name}")
 

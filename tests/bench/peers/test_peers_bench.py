@@ -46,7 +46,7 @@ async def test_the_failure_of_one_harms_no_other(breaks: str, place: int) -> Non
     for name in set("abc") - {broken}:
         assert {p for a, p in run.answers if a == name} == {prompt.ask.name for prompt in asked}
         assert name not in run.missing
-    assert run.missing[broken].endswith(f"can not {breaks}")
+    assert run.missing[broken].endswith(f"cannot {breaks}")
     ended_at = calls.index(f"end {broken}")
     assert not [line for line in calls[ended_at:] if line.startswith((f"{broken} ", f"start {broken}"))]
     assert {f"end {name}" for name in "abc"} <= set(calls)

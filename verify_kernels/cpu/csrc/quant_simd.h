@@ -133,7 +133,7 @@ inline floatv from_s8(const uint8_t* p) {
   return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
-// Pairs of products are added in 16 bits, in `run`, as many as can not overflow; eight-bit levels are split in two.
+// Pairs of products are added in 16 bits, in `run`, as many as cannot overflow; eight-bit levels are split in two.
 template <int BITS>
 inline void multiply(intv& sum, intv& run, wordv levels, intv four, int j) {
   constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // 2 * 127 * (2^BITS - 1) * RUN < 2^15

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, modules: Sequence[str] = KERNEL
     compile or breaks a limit, 2 nothing could be done."""
     options = _parser().parse_args(arguments)
     if knobs.runtime.interpret:
-        print("TRITON_INTERPRET is set: interpreted kernels can not be compiled; unset it", file=sys.stderr)
+        print("TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it", file=sys.stderr)
         return 2
     targets = [TARGETS[name] for name in options.target or TARGETS]
     jobs = plan_jobs(modules, targets, options.only, options.ways)

@@ -91,7 +91,7 @@ class Target:
                 f"{usage.registers} registers x {usage.threads} threads do not fit in the register file",
             ),
             (usage.tensor_memory > _TENSOR_MEMORY, f"{usage.tensor_memory} columns of tensor memory"),
-            (usage.scratch > 0, f"{usage.scratch} bytes of global scratch per block, which a CUDA graph can not have"),
+            (usage.scratch > 0, f"{usage.scratch} bytes of global scratch per block, which a CUDA graph cannot have"),
         )
         return [text for broken, text in checks if broken]
 
