@@ -137,7 +137,7 @@ def _walk(folder: str, above: _Ignored, noise: _Ignored) -> Iterator[str]:
         if noise.hides(entry.path, folder=is_folder) or ignored.hides(entry.path, folder=is_folder):
             continue
         if is_folder:
-            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted or replaced since it was listed
                 yield from _walk(entry.path, ignored, noise)
         else:
             yield entry.path

@@ -260,7 +260,7 @@ def read_records(folder: Path) -> RecordLog:
 
 
 def count_records(folder: Path) -> Counter[str]:
-    """Records by arm, of those that `read_records` reads, in a fraction of its time and memory.
+    """Records by arm, not decoded, which takes a fraction of the time and memory of `read_records`.
 
     Raises:
         ExperimentError: a record file has another layout.
@@ -292,7 +292,7 @@ def _read_file(path: Path, take: Callable[[tuple[str, ...], list[Any]], None]) -
                 names = tuple(map(str, row))
             else:
                 take(names, row)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, LookupError):
             break
         end = after
     return len(data) - end

@@ -48,7 +48,7 @@ def index_command(
     from specdec.models.resolve import load_tokenizer
 
     began = time.perf_counter()
-    out = Path(os.path.realpath(out))  # a link stays, and leads to the new index
+    out = Path(os.path.realpath(out))  # a link is kept, and its target replaced
     former = TokenIndex(out) if out.exists() else None
     if paths:
         sources = IndexSources(tuple(os.path.realpath(path) for path in paths), only, exclude)

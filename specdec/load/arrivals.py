@@ -52,8 +52,8 @@ class Arrivals:
     """Requests per second."""
     duration_s: float
     shape: float | None = 1.0
-    """Shape of the gamma distribution of gaps, in units of the mean gap: 1 is a Poisson process, lower values
-    come in bursts. None: even spacing."""
+    """Shape of the gamma distribution of gaps, in units of the mean gap, at least `LEAST_SHAPE`: 1 is a Poisson
+    process, lower values come in bursts. None: even spacing."""
 
     def __post_init__(self) -> None:
         for name in ("rate", "duration_s", "shape"):

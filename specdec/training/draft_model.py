@@ -95,7 +95,7 @@ class DraftModel(Student):
             parametrize.remove_parametrizations(layer, "weight")
         try:
             self.model.to("cpu", torch.bfloat16).save_pretrained(folder)
-            for weights in folder.glob("*.safetensors"):  # which the library lets no other user read
+            for weights in folder.glob("*.safetensors"):  # which the library writes with mode 0600
                 shutil.copymode(folder / "config.json", weights)
             tokenizer.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")

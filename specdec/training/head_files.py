@@ -129,7 +129,7 @@ def write_head(
     files = {
         "model.safetensors": save(tensors, metadata={"format": "pt"}),
         "config.json": (json.dumps(config, indent=2) + "\n").encode(),
-        "README.md": card.encode(),
+        "README.md": card.encode(errors="replace"),
     }
     try:
         for name, data in files.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from specdec.core.types import (
     GrammarParams,
     OutputParams,
     Request,
+    RequestEvent,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
@@ -293,6 +296,23 @@ def test_bug_a_request_whose_grammar_compiles_is_not_refused_for_later_ones() ->
     assert {event.request_id for event in events if isinstance(event, Finished)} == {
         "grammar", "runs", "fills the queue"
     }  # fmt: skip
+
+
+def test_bug_a_prepared_request_gets_a_place_before_later_ones() -> None:
+    """Others take every free place between two steps."""
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), max_queued_requests=1), max_batch=1)
+    engine.submit(request("grammar", grammar=GrammarParams(GrammarKind.REGEX, "[ab]{5}")))
+    prepared = engine._preparation.waiting["grammar"].prepared
+    assert prepared is not None
+    events: list[RequestEvent] = []
+    numbers = itertools.count()
+    for _ in range(40):
+        with contextlib.suppress(QueueFullError):
+            while True:
+                engine.submit(request(f"{next(numbers)}", max_tokens=2))
+        events += engine.step()
+        prepared.result()
+    assert "grammar" in {event.request_id for event in events if isinstance(event, Finished)}
 
 
 def test_broken_logits_fail_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ def _headline(
     level = f"{1 - alpha:.0%} interval"
     if kind == "equivalent":
         return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
-    if primary.ratio is None and primary.a is not None and primary.b is not None:
+    if primary.ratio is None and primary.a == 0 and primary.b is not None:
         values = f"{primary.label} is 0 in the control and {primary.b:.4g} in {arm}"
         return f"{kind.capitalize()}: {values}, so their ratio is not defined."
     if kind == "undecided" or primary.ratio is None:

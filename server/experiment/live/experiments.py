@@ -178,7 +178,7 @@ class Experiments:
     async def stop(self, name: str) -> ExperimentStatus:
         """Stop an experiment that runs, or that could not be resumed. Its records stay, and it can be started again. A
         caller that is cancelled does not interrupt the end. Returns the status, also of an experiment that has ended
-        before.
+        before; `running` if it was started again behind this call.
 
         Raises:
             ExperimentNotFoundError: no experiment has this name.

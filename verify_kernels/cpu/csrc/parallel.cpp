@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <sched.h>
 #include <system_error>
@@ -67,11 +68,12 @@ class Pool {
  private:
   static int begin(int range, int units, int ranges) { return (int)((int64_t)units * range / ranges); }
 
-  // Where the system refuses another thread, those that there are do the work.
+  // If the system refuses another thread, the existing threads do the work.
   void grow(int workers) {
     try {
       for (; started_ < workers; ++started_) std::thread([this, index = started_ + 1] { serve(index); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::system_error& error) {
+      std::fprintf(stderr, "specdec: the system allows %d of %d threads: %s\n", started_ + 1, workers + 1, error.what());
       most_ = started_ + 1;
     }
   }
