@@ -104,7 +104,7 @@ Record = TypeVar("Record")
 
 
 def pack(record: Any) -> tuple[Any, ...]:
-    """The fields of a record, of which there are at least two."""
+    """The fields of a record, which must have two or more: `attrgetter` of one returns no tuple."""
     kind: Any = type(record)
     return _reader(kind)(record)
 

@@ -52,8 +52,9 @@ def _may_be_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_counted(schema: Mapping[str, Any]) -> bool:
-    """Whether a grammar can limit the number of properties: beside optional ones, only to one more than the required
-    ones, of those that are listed. What is wrong is the library's to refuse."""
+    """Whether a grammar can limit the number of properties. Where some are optional, it can require one more than the
+    required ones at most, and allow one more at least if no unlisted property is allowed. The library refuses what is
+    wrong."""
     listed, required = schema.get("properties"), schema.get("required", [])
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
     is_valid = isinstance(required, list) and type(least) is int and (most is None or type(most) is int)

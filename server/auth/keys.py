@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -160,6 +161,7 @@ class KeyRing:
             raise ConfigError(f"server.keys_file: {path} contains no key; create one with `specdec keys new`")
         self._keys = _by_hash(entries)
         self._loading = asyncio.Lock()
+        self._one_load = threading.Lock()  # a call that is cancelled leaves its load behind
 
     async def find(self, key: str) -> Principal:
         """The principal of ``key``. A changed file is loaded first, in a thread: thousands of keys take seconds.
@@ -179,17 +181,20 @@ class KeyRing:
         return found
 
     def _load(self) -> None:
-        try:
-            text = _read(self._path)
-            entries = _parse(text, self._path)
-            if not _ends(text) and (_ends(self._text) or not entries):
-                raise ConfigError(f"server.keys_file: {self._path} may be cut off: it does not end with `{END_MARK}`")
-        except ConfigError as error:
-            self._errors[KEYS_FILE] += 1
-            _LOG.error("%s; keeping the previous keys", error)
-            return
-        self._text = text
-        self._keys = _by_hash(entries)
+        with self._one_load:  # the last to begin reads the newest file
+            try:
+                text = _read(self._path)
+                entries = _parse(text, self._path)
+                if not _ends(text) and (_ends(self._text) or not entries):
+                    raise ConfigError(
+                        f"server.keys_file: {self._path} may be cut off: it does not end with `{END_MARK}`"
+                    )
+            except ConfigError as error:
+                self._errors[KEYS_FILE] += 1
+                _LOG.error("%s; keeping the previous keys", error)
+                return
+            self._text = text
+            self._keys = _by_hash(entries)
         _LOG.info("%s: loaded %d keys", self._path, len(entries))
 
 

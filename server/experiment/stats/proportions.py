@@ -52,7 +52,7 @@ def share_bounds(hits: float, n: float, alpha: float) -> Interval:
         return -hits * math.log(share) - (n - hits) * math.log1p(-share) - limit
 
     least, most = 1e-12, 1 - 1e-12
-    middle = min(1 - 1e-9, max(1e-9, hits / n if n else 0.5))
+    middle = min(most, max(least, hits / n if n else 0.5))
     low = float(optimize.brentq(evidence, least, middle)) if evidence(least) > 0 else 0.0
     high = float(optimize.brentq(evidence, middle, most)) if evidence(most) > 0 else 1.0
     return Interval(low, high)

@@ -118,6 +118,39 @@ async def test_bug_calls_that_are_running_go_on_while_a_changed_file_is_read(
             await asyncio.sleep(0.01)
 
 
+async def test_bug_a_load_whose_call_has_left_does_not_bring_back_former_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begun, go_on = tmp_path / "keys.yaml", threading.Event(), threading.Event()
+    keys, parse = [make_key(path, name) for name in ("a", "b")], key_ring._parse
+    found, former = ring(path), path.read_text()
+
+    def parse_later(text: str, of: Path) -> list[key_ring.KeyEntry]:
+        entries = parse(text, of)
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(30)
+        return entries
+
+    load, loaded = KeyRing._load, []
+    monkeypatch.setattr(KeyRing, "_load", lambda self: loaded.append(load(self)))
+    monkeypatch.setattr(key_ring, "_parse", parse_later)
+    path.write_text("# changed\n" + former)
+    first = asyncio.create_task(found.find(keys[1]))
+    assert await asyncio.to_thread(begun.wait, 30)
+    first.cancel()
+    path.write_text(former[: former.index("- name: b")] + "# end of keys\n")
+    second = asyncio.create_task(found.find(keys[0]))
+    await asyncio.sleep(0.05)  # it loads the newest file, or waits for the former load
+    go_on.set()
+    assert (await second).name == "a"
+    async with asyncio.timeout(30):
+        while len(loaded) < 2:
+            await asyncio.sleep(0.01)
+    with pytest.raises(UnauthenticatedError):
+        await found.find(keys[1])
+
+
 async def test_any_entries_of_a_file_without_the_mark_can_be_deleted_at_once(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     keys = [make_key(path, name) for name in ("a", "b", "c")]
