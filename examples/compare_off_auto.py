@@ -62,7 +62,12 @@ def main() -> None:
     parser.add_argument("--server", default="127.0.0.1:8400")
     parser.add_argument("--max-tokens", type=int, default=128)
     given = parser.parse_args()
-    prompts = [line for line in given.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        prompts = [line for line in given.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        parser.error(
+            f"prompts: {given.prompts} cannot be read ({error.strerror}); write a file with a prompt on each line"
+        )
     if not prompts:
         raise SystemExit(f"{given.prompts}: holds no prompt; write one on each line")
     try:

@@ -173,6 +173,8 @@ def test_compare_off_auto(real: Real, run: Run, tmp_path: Path) -> None:
     prompts.write_text("\n")
     with pytest.raises(SystemExit, match="holds no prompt"):
         run("compare_off_auto.py", "--server", real.grpc, str(prompts))
+    with pytest.raises(SystemExit, match=r"error: prompts: .*gone\.txt cannot be read"):
+        run("compare_off_auto.py", str(tmp_path / "gone.txt"))
 
 
 FENCED = r"^```sh\n(.*?)^```"
