@@ -174,7 +174,7 @@ class ServeReport:
         if lags.get("p99", 0.0) > self.max_slip_ms:
             found.append(
                 f"the generator was busy: its event loop was {lags['p99']:.1f} ms late at p99, "
-                f"{self.max_slip_ms:g} are allowed"
+                f"{self.max_slip_ms:g} are allowed; run it on another machine, or lower the load"
             )
         if not self.answered:
             found.append("no request was answered")

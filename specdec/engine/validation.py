@@ -159,7 +159,7 @@ def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterat
 def _unknown_indexes(s: SpeculationParams, indexes: tuple[str, ...]) -> Iterator[FieldViolation]:
     unknown = sorted(set(s.indexes or ()) - {*indexes, ""})
     if unknown:
-        yield FieldViolation("speculation.indexes", f"no index is named {', '.join(unknown)}")
+        yield FieldViolation("speculation.indexes", f"no index is named {', '.join(unknown)}; see engine.indexes")
 
 
 def _grammar_problem(grammar: GrammarParams) -> str:

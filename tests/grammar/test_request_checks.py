@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdec.core.types import EngineInfo, GrammarKind, GrammarParams, Request
+from specdec.core.types import EngineInfo, GrammarKind, GrammarParams, Request, SpeculationParams
 from specdec.engine.validation import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, check_requests
 from specdec.errors import InvalidRequestError
 
@@ -44,6 +44,11 @@ def test_a_bad_field_is_named(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check(**changes)
     assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_an_unknown_index_is_named_with_the_way_out() -> None:
+    with pytest.raises(InvalidRequestError, match=r"no index is named projct; see engine\.indexes"):
+        check(speculation=SpeculationParams(indexes=("projct",)))
 
 
 def test_good_fields_pass() -> None:

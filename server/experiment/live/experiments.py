@@ -43,7 +43,7 @@ class ExperimentNotFoundError(RequestError):
     http_status, grpc_code = 404, "NOT_FOUND"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no experiment {name[:64]!r}; list the experiments for their names")
+        super().__init__(f"there is no experiment {name[:64]!r}; `specdec ab status` lists all")
 
 
 class ExperimentNotStartedError(RequestError):

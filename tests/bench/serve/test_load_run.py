@@ -95,7 +95,7 @@ def test_a_busy_generator_makes_the_run_invalid(block_s: float, valid: bool) -> 
 def test_a_busy_generator_is_noticed_in_a_closed_loop_too() -> None:
     run = LoadRun(FakeServer(block_s=0.05))
     run_virtually(run.in_turns(asks("blocks"), 4, 40, None))
-    assert any("event loop" in fault for fault in ServeReport(run).faults())
+    assert any("event loop" in fault and "lower the load" in fault for fault in ServeReport(run).faults())
 
 
 def test_so_many_at_once_and_no_more() -> None:

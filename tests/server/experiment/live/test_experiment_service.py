@@ -91,6 +91,7 @@ async def test_over_grpc(server: LiveServer) -> None:
         for name in ("none", "../widths", ""):
             error = await refused(method(request(name=name), metadata=meta))
             assert (error.code(), found(error, ErrorInfo).reason) == (CODE.NOT_FOUND, "EXPERIMENT_NOT_FOUND")
+            assert "`specdec ab status` lists" in error.details()
 
 
 async def test_over_http(server: LiveServer) -> None:
