@@ -123,9 +123,10 @@ def named_draft(draft: str, target: str) -> str:
     if draft != "auto":
         return draft
     entry = CATALOGUE.get(target)
-    if entry is None or not entry.drafts:
-        raise ModelError(f"engine.draft: no draft is known for {target}; name a model, or leave it out")
-    return entry.drafts[0]
+    if entry and entry.drafts:
+        return entry.drafts[0]
+    near = "" if entry else suggestion(target)
+    raise ModelError(f"engine.draft: no draft is known for {target}; name a model, or leave it out{near}")
 
 
 def with_named_draft(config: EngineConfig) -> EngineConfig:
@@ -137,6 +138,4 @@ def with_named_draft(config: EngineConfig) -> EngineConfig:
 def suggestion(name: str) -> str:
     """The end of an error text about an unknown name: similar catalogue names, or all of them."""
     close = difflib.get_close_matches(name.lower(), CATALOGUE, n=2, cutoff=0.5)
-    if close:
-        return "; did you mean " + " or ".join(close) + "?"
-    return "; the catalogue has " + ", ".join(CATALOGUE)
+    return "; did you mean " + " or ".join(close) + "?" if close else "; the catalogue has " + ", ".join(CATALOGUE)

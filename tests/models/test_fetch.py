@@ -216,6 +216,8 @@ def test_auto_selects_the_draft_for_the_target() -> None:
     for target in ("gemma3-270m", "somebody/else"):
         with pytest.raises(ModelError, match=f"engine.draft: no draft is known for {target}; name a model, or leave"):
             with_named_draft(EngineConfig(target=target, draft="auto"))
+    with pytest.raises(ModelError, match=r"known for qwen2\.5-coder-1\.5; .* did you mean qwen2\.5-coder-1\.5b"):
+        with_named_draft(EngineConfig(target="qwen2.5-coder-1.5", draft="auto"))
 
 
 def test_unknown_names_are_reported_with_close_matches() -> None:
