@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
 from server.errors import KEYS_FILE, FileErrors, UnauthenticatedError
-from specdec.config import load_yaml
+from specdec.config import load_yaml, problems
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -111,8 +111,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
         entries = _ENTRIES.validate_python(load_yaml(text) or [])
     except ValidationError as error:
         # The message must not contain values: one may be a key, pasted instead of its hash.
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise ConfigError(f"server.keys_file: {path}: " + "; ".join(lines)) from None
+        raise ConfigError(f"server.keys_file: {path}: {problems(error)}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     for field in ("name", "hash"):
