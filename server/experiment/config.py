@@ -328,7 +328,7 @@ def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:
 
 def _with_line(root: yaml.Node, place: Place, problem: str) -> str:
     where = ".".join(map(str, place))
-    return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem}"
+    return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem.removeprefix('Value error, ')}"
 
 
 def _line(node: yaml.Node, place: Place) -> int:

@@ -80,6 +80,7 @@ def test_a_bad_plan_is_rejected_with_its_line(tmp_path: Path, old: str, new: str
     with pytest.raises(ExperimentError) as caught:
         read_config(path)
     assert reason in str(caught.value)
+    assert "Value error" not in str(caught.value)
     if "aa" not in new:
         assert f"line {line}" in str(caught.value)
 
