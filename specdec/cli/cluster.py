@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import importlib
 import importlib.util
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,12 +193,20 @@ def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
 
 
 def token_file(path: Path) -> Path:
-    """Returns ``path``; creates it with a secret that only its owner can read if it is missing. The file gets its name
-    when it is complete, since a full disk would leave an empty one."""
-    if not path.exists():
-        with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 0600
-            file.write(secrets.token_hex(32))
-            file.flush()
-            with contextlib.suppress(FileExistsError):  # another command was faster
-                os.link(file.name, path)
+    """Returns ``path``; creates it with a secret that only its owner can read if it is missing or empty.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    from cluster.state_folder import replace_files
+
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # two first commands use one secret
+        if not path.exists() or not path.stat().st_size:
+            replace_files({path: secrets.token_hex(32).encode()})
+    except OSError as error:
+        raise ConfigError(f"folder: {path} cannot be written ({error.strerror})") from None
+    finally:
+        os.close(folder)
     return path

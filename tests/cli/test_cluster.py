@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import resource
 import signal
 import stat
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +19,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from cluster import state_folder
 from specdec.cli.cluster import _fleet, cluster_group, status_lines, token_file
+from specdec.errors import ConfigError
 
 FOUND: dict[str, Any] = {
     "models": {
@@ -120,12 +125,41 @@ def test_the_token_of_a_fleets_ray_is_private_to_its_owner_and_persistent(tmp_pa
     assert token_file(path).read_text() == secret
 
 
+def test_an_empty_token_is_written_again(tmp_path: Path) -> None:
+    """Ray refuses an empty one, as a full disk may have left it."""
+    (tmp_path / "ray-token").touch()
+    assert len(token_file(tmp_path / "ray-token").read_text()) == 64
+
+
+def test_a_token_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """exFAT, SMB and many FUSE file systems have none."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert len(token_file(tmp_path / "ray-token").read_text()) == 64
+
+
+def test_two_first_commands_use_one_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would refuse the command whose token the other replaced."""
+    write, path = state_folder.replace_files, tmp_path / "ray-token"
+
+    def slow(contents: Any) -> list[Path]:
+        time.sleep(0.1)
+        return write(contents)
+
+    monkeypatch.setattr(state_folder, "replace_files", slow)
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda _: token_file(path).read_text(), range(2))
+    assert first == second
+
+
 def test_a_full_disk_leaves_no_token_without_content(tmp_path: Path) -> None:
-    """Ray refuses an empty one, and nothing would write it again."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(ConfigError, match=r"folder: .*/ray-token cannot be written \(File too large\)"):
             token_file(tmp_path / "ray-token")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
