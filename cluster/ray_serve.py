@@ -29,7 +29,7 @@ from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
 from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, without_release
 from cluster.reconciler import Order, Reconciler, ready
-from cluster.replica_process import ReplicaProcess, SilentServerError
+from cluster.replica_process import RefusedKeyError, ReplicaProcess, SilentServerError
 from cluster.state_folder import FleetState, private_folder, replace_files
 from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, ModelError, SpecdecError
@@ -163,6 +163,7 @@ class ServerReplica:
         self._reconciler = ray.get_actor(RECONCILER, namespace=NAMESPACE)
         self._load: ReplicaLoad | None = None
         self._unanswered = 0  # requests to the server, in a row
+        self._killed = ""  # why the server was killed, if it was
         self._ended = ""  # why it does not serve any more
         host = deployment.host or ray.util.get_node_ip_address()
         self._replica: Replica = await self._ask("join", deployment.model, deployment.release, host)
@@ -222,7 +223,8 @@ class ServerReplica:
             if order.drain:
                 self._begin_drain()
         if not self._ended:
-            self._ended = self._process.exit_reason()
+            self._ended = self._killed + self._process.exit_reason()
+            _LOG.error("%s: %s", self._replica.id, self._ended)
             await self._notify("leave")
 
     async def _beat(self) -> Order:
@@ -234,10 +236,13 @@ class ServerReplica:
                 _LOG.warning("%s: %s", self._replica.id, error)
                 self._unanswered += 1
                 if self._unanswered == _HANGS_AFTER:  # it gets no calls either, since Envoy asks it too
+                    self._killed = f"its server did not answer {_HANGS_AFTER} requests in a row and was killed: "
                     self._process.kill()
-            except ModelError as error:  # its key was deleted
+            except ModelError as error:
                 _LOG.warning("%s: %s", self._replica.id, error)
-                self._load, self._unanswered = None, 0
+                self._unanswered = 0
+                if isinstance(error, RefusedKeyError):  # maybe for good
+                    self._load = None
         order: Order = await self._ask("beat", self._replica, self._load)
         return order
 
@@ -390,7 +395,7 @@ def failures() -> dict[str, str]:
 
 def _cause(message: str) -> str:
     """The message of the server or replica, without Ray's stack trace before it."""
-    return re.split(r"^specdec\.errors\.\w+: ", message, flags=re.MULTILINE)[-1].strip()
+    return re.split(r"^(?:specdec\.errors|cluster\.\w+)\.\w+: ", message, flags=re.MULTILINE)[-1].strip()
 
 
 def is_complete(app: str) -> bool:

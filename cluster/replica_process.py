@@ -36,6 +36,10 @@ class SilentServerError(ModelError):
     """A server does not answer a request in time."""
 
 
+class RefusedKeyError(ModelError):
+    """A server refuses the fleet's key."""
+
+
 class ReplicaProcess:
     """A server on its own ports.
 
@@ -97,7 +101,8 @@ class ReplicaProcess:
 
         Raises:
             SilentServerError: it does not answer.
-            ModelError: it refuses the key, say.
+            RefusedKeyError: it refuses the key.
+            ModelError: it answers with another error.
         """
         answers = [await self._loads(model) for model in self._models]
         loads = [answer["loads"][0] for answer in answers]
@@ -113,9 +118,10 @@ class ReplicaProcess:
             answer = await self._client.get("/v1/loads", params=model, headers=self._headers)
             answer.raise_for_status()
         except httpx.HTTPStatusError as error:
-            status = error.response.status_code
-            hint = "; its keys_file needs the key in the model's key_file" if status in (401, 403) else ""
-            raise ModelError(f"the server answers {status} to /v1/loads{hint}") from None
+            refusal = f"the server answers {error.response.status_code} to /v1/loads"
+            if error.response.status_code in (401, 403):
+                raise RefusedKeyError(f"{refusal}; its keys_file needs the key in the model's key_file") from None
+            raise ModelError(refusal) from None
         except httpx.HTTPError as error:
             raise SilentServerError(f"the server does not answer: {error!r}") from None
         return answer.json()

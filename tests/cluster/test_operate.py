@@ -22,6 +22,7 @@ from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import with_share
 from cluster.reconciler import ready
+from cluster.replica_process import RefusedKeyError
 from cluster.state_folder import locked, private_folder
 from specdec.errors import ConfigError, ModelError, SpecdecError
 from tests.cluster.envoy_fleet import free_port
@@ -411,12 +412,14 @@ def test_a_rayservice_with_another_release_extends_the_running_fleet(fleet: Flee
         fleet.ray_serve.application({"file": str(file), "model": "coder", "release": "blue"})
 
 
-def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet) -> None:
+@pytest.mark.parametrize("error", [ModelError, RefusedKeyError])
+def test_a_failed_server_start_is_reported_without_rays_stack(fleet: Fleet, error: type[ModelError]) -> None:
     started(fleet)
     message = (
         'The deployment failed to start 4 times in a row. Error:\nray::blue:server() (pid=1)\n  File "ray_serve.py"\n'
         'RuntimeError: Traceback (most recent call last):\n  File "ray_serve.py"\n'
-        "specdec.errors.ModelError: the server ended with status 1; its log ends with: no model\nof that name\n"
+        f"{error.__module__}.{error.__name__}: the server ended with status 1; its log ends with: no model\n"
+        "of that name\n"
     )
     fleet.ray.apps["coder.blue"] = fleet.ray.app("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED", message)
     error_text = "the server ended with status 1; its log ends with: no model\nof that name"

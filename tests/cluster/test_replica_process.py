@@ -13,7 +13,7 @@ import yaml
 from cluster.autoscale import ReplicaLoad
 from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig, settings_of
 from cluster.deployment import Deployment, deployment_of
-from cluster.replica_process import ReplicaProcess
+from cluster.replica_process import RefusedKeyError, ReplicaProcess
 from cluster.state_folder import private_folder
 from specdec.errors import ConfigError, ModelError
 
@@ -108,6 +108,17 @@ def test_nothing_limits_threads_without_reserved_cores(tmp_path: Path) -> None:
 def test_sections_of_the_settings_may_be_empty(tmp_path: Path) -> None:
     replica(tmp_path / "state", {"engine": None, "server": None, "engines": None})
     assert written(tmp_path / "state")["server"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, RefusedKeyError), (403, RefusedKeyError), (500, ModelError)])
+async def test_a_refused_key_is_told_from_other_errors(tmp_path: Path, status: int, error: type[ModelError]) -> None:
+    process = replica(tmp_path / "state", {})
+    transport = httpx.MockTransport(lambda _: httpx.Response(status))
+    process._client = httpx.AsyncClient(base_url="http://a", transport=transport)
+    with pytest.raises(ModelError, match=f"answers {status} to /v1/loads") as caught:
+        await process.load()
+    assert caught.type is error
+    assert ("key_file" in str(caught.value)) is (error is RefusedKeyError)
 
 
 def test_a_machine_may_have_an_ipv6_address(tmp_path: Path) -> None:

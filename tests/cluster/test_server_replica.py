@@ -16,7 +16,7 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import ReplicaState, draining
-from cluster.replica_process import SilentServerError
+from cluster.replica_process import RefusedKeyError, SilentServerError
 from specdec.errors import ModelError
 from tests.cluster.scripted_ray import scripted_ray
 
@@ -153,31 +153,52 @@ async def test_a_replica_that_does_not_start_leaves_for_good(
     assert made.reconciler.fleet.replicas == ()
 
 
-async def test_a_server_that_hangs_is_killed_and_replaced(made: SimpleNamespace) -> None:
-    """One that refuses the key answers, and one that answers again is not killed."""
+async def heartbeat(made: SimpleNamespace) -> None:
+    """Waits for the next one of the only replica, which follows a request for its load."""
+    beat = made.reconciler._beats["coder.blue.0"]
+    while made.reconciler._beats["coder.blue.0"] is beat:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_server_that_hangs_is_killed_and_replaced(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that refuses the key or fails answers, and one that answers again is not killed."""
     replica = await made.start()
-    silent, refusal = SilentServerError("timeout"), ModelError("the server answers 401")
-    ScriptedProcess.silent = [*[silent] * 19, refusal, *[silent] * 19]
-    while ScriptedProcess.silent or replica._unanswered:
-        await asyncio.sleep(0.01)
-    replica.check_health()
-    ScriptedProcess.silent = [silent] * 20
-    while made.reconciler.fleet.replicas:
-        await asyncio.sleep(0.01)
-    with pytest.raises(ModelError, match="it was killed"):
+    silence = [SilentServerError("timeout")] * 19
+    answers = [*silence, RefusedKeyError("401"), *silence, ModelError("500"), *silence]
+    monkeypatch.setattr(ScriptedProcess, "silent", answers)
+    async with asyncio.timeout(10):
+        while answers:
+            await asyncio.sleep(0.001)
+        await heartbeat(made)  # with a load again
+        replica.check_health()
+        monkeypatch.setattr(ScriptedProcess, "silent", [*silence, *silence])
+        while made.reconciler.fleet.replicas:
+            await asyncio.sleep(0.01)
+    cause = "coder.blue.0: its server did not answer 20 requests in a row and was killed: it was killed"
+    with pytest.raises(ModelError, match=cause):
         replica.check_health()  # upon which Serve starts another
+    assert cause in [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_server_that_refuses_the_key_has_no_load(made: SimpleNamespace) -> None:
-    """The last one would decide on the number of replicas for good."""
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(RefusedKeyError("401"), False), (ModelError("500"), True), (SilentServerError("timeout"), True)],
+)
+async def test_a_load_is_kept_until_the_server_refuses_the_key(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
+) -> None:
+    """The last one would decide on the number of replicas for good. Other errors pass, and without a load the fleet
+    would shrink."""
     replica = await made.start()
-    assert replica.record_autoscaling_stats()
-    ScriptedProcess.silent = [ModelError("the server answers 401")] * 50
-    while replica.record_autoscaling_stats():
-        await asyncio.sleep(0.01)
-    ScriptedProcess.silent = []
-    while not replica.record_autoscaling_stats():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        monkeypatch.setattr(ScriptedProcess, "silent", [error])
+        while ScriptedProcess.silent:
+            await asyncio.sleep(0.001)
+        assert bool(replica.record_autoscaling_stats()) is kept
+        await heartbeat(made)
+        assert replica.record_autoscaling_stats()
     replica._process.over.set()
     await replica.serve_ends()
 
