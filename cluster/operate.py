@@ -326,8 +326,9 @@ def change(reconciler: Any, transition: Callable[..., Fleet], *arguments: Any) -
 
 
 def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollout]:
-    """Begins to apply a changed cluster.yaml; returns what `wait_complete` waits for. The weights of releases stay:
-    `change` does that. A release whose replicas could not be started is started again.
+    """Begins to apply a changed cluster.yaml; returns what `wait_complete` waits for: all releases of the file, also
+    those that did not change, since an earlier command may have ended before they were complete. The weights of
+    releases stay; `change` changes them. A release whose replicas could not be started is started again.
 
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.

@@ -97,7 +97,7 @@ def drain_command(file: Path, address: str | None, replica: str) -> None:
 @click.option("--promote", is_flag=True, help="Give RELEASE all sessions; other releases keep their replicas.")
 @click.option("--rollback", is_flag=True, help="Restore the weights of MODEL before their last change.")
 @click.option("--restart", is_flag=True, help="Replace every replica of RELEASE, default the live one, one by one.")
-@click.option("--wait/--no-wait", default=True, help="Wait until new replicas are ready.", show_default=True)
+@click.option("--wait/--no-wait", default=True, help="Wait until all replicas are ready.", show_default=True)
 def rollout_command(
     file: Path,
     address: str | None,

@@ -373,6 +373,16 @@ def test_a_rollout_that_was_interrupted_is_completed_by_the_next(fleet: Fleet) -
     fleet.operate.wait_complete(reconciler, [rollout], 60)
 
 
+def test_a_rollout_waits_for_unchanged_releases_too(fleet: Fleet) -> None:
+    """An earlier command may have ended before they were complete."""
+    reconciler = started(fleet)
+    fleet.ray.starts = "DEPLOYING"
+    rollouts = fleet.operate.apply(reconciler, fleet.config, fleet.say)
+    assert fleet.said == []
+    with pytest.raises(ModelError, match=r"coder\.blue: not complete after 0 s"):
+        fleet.operate.wait_complete(reconciler, rollouts, 0)
+
+
 @pytest.mark.parametrize("state", ["DEPLOY_FAILED", "RUNNING"])
 def test_a_rollout_that_another_command_replaced_is_reported_and_changes_nothing(fleet: Fleet, state: str) -> None:
     reconciler = started(fleet)
