@@ -362,6 +362,7 @@ class EditReader:
         self._new: list[str] = []  # lines of the answer after those
         self._rest = ""  # the line that is being written
         self._begun = self._fenced = False  # whether its first line was seen; whether a fence precedes that
+        self._open = False  # whether a fence in the answer has none that closes it
         self._over = False  # whether further lines are no part of the window
 
     def take(self, event: RequestEvent) -> list[TextEdit]:
@@ -385,6 +386,8 @@ class EditReader:
         follows its last line is kept."""
         if complete and self._rest:
             self._add(self._rest)
+        if self._open and not self._has_fences and self._new and self._new[-1].startswith(_FENCE):
+            self._new.pop()  # it closes the prompt's block
         if not (complete or self._over) or not any(map(str.strip, self._new)):
             return []
         changes = list(_changes(self._old[self._at :], self._new))
@@ -399,13 +402,15 @@ class EditReader:
             self._over, self._fenced = self._fenced, True
             return
         if not self._begun:
-            self._begun, head = True, self._form.answer_head
+            head = self._form.answer_head
             if line + "\n" == head:
                 return
+            self._begun = True
             line = line.removeprefix(head.removesuffix("\n"))
             self._over = line.strip() == NO_EDITS
             if self._over:
                 return
+        self._open ^= line.startswith(_FENCE)
         self._new.append(line.replace(self._cursor, "") if self._cursor else line)
 
     def _settle(self) -> list[TextEdit]:

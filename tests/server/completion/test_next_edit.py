@@ -193,8 +193,15 @@ def test_a_fenced_answer_ends_at_its_second_fence() -> None:
     answer = f"```py\n{FILE.replace('True', 'False')}```\nI changed the last line"
     for complete in (True, False):
         assert applied(FILE, edits_of(answer, complete=complete)) == FILE.replace("True", "False")
-    fenced = FILE.replace("end = True", "```sh\nend\n```")
-    assert applied(FILE, edits_of(fenced)) == fenced
+    head = "<|editable_region_start|>\n"
+    assert applied(FILE, edits_of(head + answer, model="zeta")) == FILE.replace("True", "False")
+
+
+@pytest.mark.parametrize("added", ["end = False", "```sh\nend\n```"], ids=["no fences", "a block"])
+def test_a_last_fence_without_an_opening_one_is_not_part_of_the_file(added: str) -> None:
+    changed = FILE.replace("end = True", added)
+    for rest in ("", "```", "```\n"):
+        assert applied(FILE, edits_of(changed + rest)) == changed
 
 
 def test_a_window_may_begin_with_a_blank_line() -> None:
