@@ -23,6 +23,7 @@ from specdec.models.next_edit import trained_form
 RECENT_EDITS, EDIT_CHARACTERS = 16, 4096  # kept, and of one with its context; the server reads no more
 _CONTEXT_LINES = 3  # unchanged lines on each side of an edit
 _EDIT_LINES = 20  # an edit that would change more lines is two
+_DISMISSED = 64  # texts in which an edit was dismissed, of all documents
 
 
 @dataclass(slots=True)
@@ -179,7 +180,7 @@ class InlineEdits:
         self._latency = Latency()
         self._prediction: _Prediction | None = None
         self._given = ("", 0)  # the last edit: its request's id, and the revision of the text
-        self._dismissed = 0  # revision of the text in which the user dismissed one
+        self._dismissed: deque[int] = deque(maxlen=_DISMISSED)  # revisions of the texts in which the user dismissed one
         self._latest = 0
 
     def apply(self, document: OpenDocument, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
@@ -202,8 +203,9 @@ class InlineEdits:
     def dismissed(self, request_id: str) -> None:
         """The user rejected an edit: the text gets no other one unasked."""
         if request_id == self._given[0]:
-            self._dismissed = self._given[1]
-            self.cancel()
+            self._dismissed.append(self._given[1])
+            if self._prediction is not None and self._prediction.request_id == request_id:  # else of a newer text
+                self.cancel()
 
     async def next_edit(self, uri: str, position: types.Position, *, invoked: bool) -> tuple[pb.TextEdit, str] | None:
         """The next edit, with offsets in the current text, and the id to report it by; None: there is none.
@@ -215,7 +217,7 @@ class InlineEdits:
         if document is None:
             return None
         place, revision = document.completed_at(position), document.revision
-        if not self._wanted(document, invoked) or (revision == self._dismissed and not invoked):
+        if not self._wanted(document, invoked):
             return None
         self._latest += 1
         turn = self._latest
@@ -243,6 +245,8 @@ class InlineEdits:
             raise
         if found is None or edit is None or turn != self._latest or document.revision != revision:
             return None
+        if not self._wanted(document, invoked):  # dismissed, or other settings, while it came
+            return None
         self._given = (found.request_id, revision)
         return edit, found.request_id
 
@@ -254,7 +258,8 @@ class InlineEdits:
         if not settings.edit_model and model and trained_form(model) is None:
             self._notices.edits(f"the model {model} is not trained on next edits; name one that is in editModel")
             return False
-        return invoked or (settings.mode == "auto" and not self.history.is_empty)
+        unasked = settings.mode == "auto" and not self.history.is_empty and document.revision not in self._dismissed
+        return invoked or unasked
 
     async def _next(self, prediction: _Prediction) -> pb.TextEdit | None:
         with self._notices.busy():

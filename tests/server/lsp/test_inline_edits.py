@@ -165,9 +165,11 @@ class Desk:
         where = types.Range(types.Position(line, 0), types.Position(line + lines, 0))
         self.edits.apply(document or self.document, [types.TextDocumentContentChangePartial(where, text)])
 
-    def ask(self, line: int = 0, *, invoked: bool = True) -> asyncio.Task[tuple[pb.TextEdit, str] | None]:
-        where = types.Position(line, 0)
-        return asyncio.create_task(self.edits.next_edit(self.document.uri, where, invoked=invoked))
+    def ask(
+        self, line: int = 0, *, invoked: bool = True, document: OpenDocument | None = None
+    ) -> asyncio.Task[tuple[pb.TextEdit, str] | None]:
+        uri, where = (document or self.document).uri, types.Position(line, 0)
+        return asyncio.create_task(self.edits.next_edit(uri, where, invoked=invoked))
 
     async def asked(self, count: int) -> pb.PredictEditRequest:
         """The server's request number ``count``, once it has come."""
@@ -342,6 +344,50 @@ async def test_a_text_in_which_an_edit_was_dismissed_gets_no_other_unasked() -> 
         async with asyncio.timeout(20):
             while not outcomes["rejected"]:
                 await asyncio.sleep(0.02)
+
+
+async def test_a_dismissal_holds_for_every_document_until_its_text_changes() -> None:
+    desk = Desk()
+    documents = (desk.document, desk.other)
+    for document in documents:
+        desk.change(3, "x", document=document)
+        desk.server.answers.put_nowait(EDIT)
+        found = await desk.ask(invoked=False, document=document)
+        assert found is not None
+        desk.edits.dismissed(found[1])
+    for document in documents:
+        assert await desk.ask(invoked=False, document=document) is None
+    assert len(desk.server.asked) == 2
+    for document in documents:
+        desk.change(3, "y", document=document)
+        desk.server.answers.put_nowait(EDIT)
+        assert await desk.ask(invoked=False, document=document) is not None
+
+
+@pytest.mark.parametrize("changed", [True, False])
+async def test_a_late_dismissal_concerns_only_the_text_of_its_edit(changed: bool) -> None:
+    desk = Desk()
+    desk.change(3, "x")
+    desk.server.answers.put_nowait(EDIT)
+    found = await desk.ask(invoked=False)
+    assert found is not None
+    if changed:
+        desk.change(3, "y")
+    newer = desk.ask(invoked=False)
+    await desk.asked(2)
+    desk.edits.dismissed(found[1])
+    desk.server.answers.put_nowait(EDIT)
+    async with asyncio.timeout(10):
+        assert (await newer is not None) == changed
+
+
+async def test_a_dismissal_without_an_id_is_ignored() -> None:
+    desk = Desk()
+    asking = desk.ask()
+    await desk.asked(1)
+    desk.edits.dismissed("")
+    desk.server.answers.put_nowait(EDIT)
+    assert await asking is not None
 
 
 async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
