@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import grpc
 from lsprotocol import types
 
 from server.completion.documents import MAX_CHARACTERS
@@ -237,7 +238,8 @@ class InlineEdits:
                 found = self._prediction = _Prediction(client, document, self._message(document, place), self._latency)
                 edit = await self._next(found)
         except CallError as error:
-            self._notices.edits(str(error))
+            if error.code is not grpc.StatusCode.CANCELLED:  # this client was closed, for another model or server
+                self._notices.edits(str(error))
             return None
         except asyncio.CancelledError:
             if turn == self._latest:

@@ -25,6 +25,7 @@ from server.lsp.inline_edits import (
 from server.lsp.language_server import DID_DISMISS, INLINE_EDIT
 from server.lsp.session import LinkState, Notices, Status
 from specdec.api.v1 import completion_pb2 as pb
+from specdec.client.client import Client
 from specdec.client.connection import CallError
 from tests.fake_engine import BOOK
 from tests.server.lsp.editor import FOLDER, URI, Editor, editing, position, running
@@ -398,6 +399,19 @@ async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
     desk.server.answers.put_nowait(None)
     assert await desk.ask() is None
     assert desk.statuses[-1] == Status(LinkState.READY)
+
+
+async def test_a_client_that_closes_is_no_reason_why_no_edits_come() -> None:
+    async with running() as server, Client(server.address) as client:
+        desk = Desk(editModel="book", cacheSalt="slow")
+        desk.server.completion = client.completion  # type: ignore[assignment]
+        asking = desk.ask()
+        async with asyncio.timeout(10):
+            while not server.serving.client.in_flight:
+                await asyncio.sleep(0.01)
+        await client.close()
+        assert await asking is None
+        assert desk.statuses[-1] == Status(LinkState.READY)
 
 
 @pytest.mark.parametrize(
