@@ -88,45 +88,51 @@ class SyncedText:
     r"""A text and the begins of its lines, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
     which cannot be transmitted, becomes U+FFFD, which has the same length.
 
-    Begins are searched when they are needed, and forgotten behind a change: an editor that changes every line of a long
-    text in one message would otherwise wait for as many passes over all of them.
+    A change leaves the begins far behind it as they are until they are needed: an editor that changes every line of a
+    long text in one message would otherwise wait for as many passes over all of them. Each change copies the text.
     """
 
     def __init__(self, text: str, unit: OffsetUnit) -> None:
         self.text, self._unit = whole_characters(text), unit
-        self._starts = [0]  # of the first lines
+        self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+        self._behind, self._moved = list[int](), 0  # begins of further lines, last first; they lack ``moved``
 
-    def lines_to(self, line: int) -> int:
-        """The number of lines, the last of which may be empty; not counted further once it exceeds ``line``."""
-        missing = line + 1 - len(self._starts)
-        if missing > 0:
-            ends = _LINE_END.finditer(self.text, self._starts[-1])
-            self._starts.extend(found.end() for found in itertools.islice(ends, missing))
-        return len(self._starts)
+    @property
+    def n_lines(self) -> int:
+        """Number of lines; the last may be empty."""
+        return len(self._starts) + len(self._behind)
 
     def place(self, line: int, character: int) -> int:
         """The index of a position, clipped to the line's end, and beyond the last line to the text's end."""
-        known, starts = self.lines_to(line + 1), self._starts
-        if line >= known:
+        if line >= self.n_lines:
             return len(self.text)
-        line = max(0, line)
-        end = starts[line + 1] if line + 1 < known else len(self.text)
+        line, starts = max(0, line), self._starts
+        if (missing := line + 2 - len(starts)) > 0:
+            starts += [start + self._moved for start in self._behind[: -missing - 1 : -1]]
+            del self._behind[-missing:]
+        end = starts[line + 1] if line + 1 < len(starts) else len(self.text)
         shown = self.text[starts[line] : end].rstrip("\r\n")
         return starts[line] + self._unit.place_in(shown, character)
 
     def position(self, place: int) -> types.Position:
         """The position of an index."""
-        known = 0
-        while self._starts[-1] <= place and known < len(self._starts):
-            known = len(self._starts)
-            self.lines_to(2 * known)
-        line = bisect_right(self._starts, place) - 1
+        line = self._line_of(place)
         return types.Position(line, self._unit.units_of(self.text[self._starts[line] : place]))
 
     def replace(self, start: int, end: int, text: str) -> None:
+        behind, new, starts = self._line_of(end) + 1, whole_characters(text), self._starts
+        self._behind += [begin - self._moved for begin in starts[: behind - 1 : -1]]
         # The line before is searched again: its \r may now be followed by \n.
-        del self._starts[max(1, bisect_right(self._starts, start) - 1) :]
-        self.text = self.text[:start] + whole_characters(text) + self.text[end:]
+        del starts[max(1, self._line_of(start)) :]
+        self.text = "".join((self.text[:start], new, self.text[end:]))
+        self._moved += len(new) - (end - start)
+        stop = self._behind.pop() + self._moved if self._behind else len(self.text)
+        starts.extend(found.end() for found in _LINE_END.finditer(self.text, starts[-1], stop))
+
+    def _line_of(self, place: int) -> int:
+        while self._behind and self._behind[-1] + self._moved <= place:
+            self._starts.append(self._behind.pop() + self._moved)
+        return bisect_right(self._starts, place) - 1
 
 
 def whole_characters(text: str) -> str:
@@ -204,9 +210,8 @@ class OpenDocument:
         Raises:
             BeyondDocumentError: there is no such line.
         """
-        n_lines = self._content.lines_to(position.line)
-        if position.line >= n_lines:
-            raise BeyondDocumentError(position.line, n_lines)
+        if position.line >= self._content.n_lines:
+            raise BeyondDocumentError(position.line, self._content.n_lines)
         self.touched, self.used_ms = self.place(position), _now_ms()
         return self.touched
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from server.completion.documents import OffsetUnit, TextDocument, TextEdit
-from server.lsp.documents import LOGGED, OpenDocument, SyncedText
+from server.lsp import documents
+from server.lsp.documents import LOGGED, BeyondDocumentError, OpenDocument, SyncedText
 
 PIECES = st.lists(
     st.sampled_from(["a", "é", "€", "😀", "\n", "\r", "\r\n", "\u2028", "\x0c", "\t", "e\u0301"]), max_size=12
@@ -90,26 +93,50 @@ def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encodi
             for spot in spots(text):
                 position = types.Position(spot.line, spot.units[encoding])
                 assert document.place(position) == spot.index
+                assert document.range_of(spot.index, spot.index).start == position
+            with pytest.raises(BeyondDocumentError):
+                document.completed_at(types.Position(spot.line + 1, 0))
     bring(copy, document, held)
 
 
-def test_changes_of_every_line_take_linear_time() -> None:
-    def calls(lines: int) -> int:
-        document, count = OpenDocument("file:///a", "a", "python", "old\n" * lines, OffsetUnit.UTF16), 0
+class Searched:
+    """Finds the ends of lines, and counts the characters that it searches."""
 
-        def see(*_: object) -> None:
-            nonlocal count
-            count += 1
+    def __init__(self) -> None:
+        self.characters, self._pattern = 0, documents._LINE_END
 
-        every = [types.Range(types.Position(i, 0), types.Position(i, 3)) for i in reversed(range(lines))]
-        changes = [types.TextDocumentContentChangePartial(where, "new and longer") for where in every]
-        sys.setprofile(see)
-        document.apply(changes)
-        sys.setprofile(None)
-        assert document.text == "new and longer\n" * lines
-        return count
+    def finditer(self, text: str, start: int = 0, stop: int = sys.maxsize) -> Iterator[re.Match[str]]:
+        self.characters += min(stop, len(text)) - start
+        return self._pattern.finditer(text, start, stop)
 
-    assert calls(400) < 3 * calls(200)
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_changes_of_every_line_search_only_changed_lines_again(
+    descending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched, lines = Searched(), 200
+    monkeypatch.setattr(documents, "_LINE_END", searched)
+    document = OpenDocument("file:///a", "a", "python", "old\n" * lines, OffsetUnit.UTF16)
+    every = [types.Range(types.Position(i, 0), types.Position(i, 3)) for i in range(lines)]
+    if descending:
+        every.reverse()
+    document.apply([types.TextDocumentContentChangePartial(where, "new and longer") for where in every])
+    assert document.text == "new and longer\n" * lines
+    assert searched.characters < 4 * len(document.text)
+
+
+def test_a_look_far_from_a_change_searches_only_changed_lines_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = Searched()
+    monkeypatch.setattr(documents, "_LINE_END", searched)
+    document = OpenDocument("file:///a", "a", "python", "line\n" * 1000, OffsetUnit.UTF16)
+    assert document.place(types.Position(990, 1)) == 4951
+    searched.characters = 0
+    for line in (3, 980):
+        at = types.Position(line, 2)
+        document.apply([types.TextDocumentContentChangePartial(types.Range(at, at), "x")])
+        assert document.range_of(4950, 4960).end.line == 991
+        assert document.place(types.Position(2, 1)) == 11
+    assert searched.characters < 50
 
 
 def bring(copy: TextDocument, document: OpenDocument, held: int) -> int:
