@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -20,9 +21,11 @@ PROGRAMS = {"ruff", "mypy", "lint-imports", "buf"}
 
 def commands(target: str) -> list[list[str]]:
     """The commands of a target, split into words, without those that only set the environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     made = subprocess.run(
-        ["make", "-n", "--no-print-directory", target], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
+        ["make", "-n", "--no-print-directory", target, "ARGS="], cwd=REPOSITORY, env=environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     lines = made.stdout.replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(".venv/bin/")]
 

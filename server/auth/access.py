@@ -246,7 +246,9 @@ class Access:
         if authorization is not None and authorization[: len(_SCHEME)].lower() == _SCHEME:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
-            raise UnauthenticatedError("a key is required; send it as `authorization: Bearer KEY` (specdec commands: --key-file)")
+            raise UnauthenticatedError(
+                "a key is required; send it as `authorization: Bearer KEY` (specdec commands: --key-file)"
+            )
         return await self._keys.find(key)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:

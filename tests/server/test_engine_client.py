@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 
 from server.admission import Admission
@@ -18,7 +19,7 @@ from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, Submi
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError, pack_error
 from server.http.errors import refusal_of
-from server.ipc import Frame, pack_event
+from server.ipc import Frame, pack, pack_event
 from server.observe.records import NO_RETRY_HEADER
 from server.request_stream import UnreadEvents
 from specdec.config import ServerConfig
@@ -420,7 +421,8 @@ def test_a_request_behind_one_that_is_dropped_is_sent() -> None:
 
 
 def answer(client: EngineClient, *events: RequestEvent) -> None:
-    client.on_frame([Frame.EVENTS, [pack_event(event) for event in events]])
+    packed = msgpack.packb([pack_event(event) for event in events], default=pack)
+    client.on_frame([Frame.EVENTS, msgpack.unpackb(packed)])
 
 
 def end_of(engine_id: str, reason: FinishReason = FinishReason.EOS, index: int = 0) -> Finished:
