@@ -232,16 +232,16 @@ class ServerReplica:
             try:
                 _, self._load = await self._process.load()
                 self._unanswered = 0
-            except SilentServerError as error:  # its load is as before, as far as anybody knows
+            except SilentServerError as error:  # the last load stays
                 _LOG.warning("%s: %s", self._replica.id, error)
                 self._unanswered += 1
-                if self._unanswered == _HANGS_AFTER:  # it gets no calls either, since Envoy asks it too
+                if self._unanswered == _HANGS_AFTER:  # Envoy's health checks fail too, so it gets no calls
                     self._killed = f"its server did not answer {_HANGS_AFTER} requests in a row and was killed: "
                     self._process.kill()
             except ModelError as error:
                 _LOG.warning("%s: %s", self._replica.id, error)
                 self._unanswered = 0
-                if isinstance(error, RefusedKeyError):  # maybe for good
+                if isinstance(error, RefusedKeyError):  # the key may never be accepted again
                     self._load = None
         order: Order = await self._ask("beat", self._replica, self._load)
         return order

@@ -147,7 +147,7 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
 
 
 def log_tail(path: Path) -> str:
-    """The end of a log, for an error to quote. Somebody who needs space on the disk may have deleted it."""
+    """The end of a log, for an error to quote. It may have been deleted to free the disk."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -38,11 +38,11 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 332,
+    "modules": 331,
     "lines": 81_500,
     "largest": 700,
     "cycles": 0,
-    "step": 21,
+    "step": 20,
     "http": 32,
     "grpc": 28,
 }

@@ -85,17 +85,17 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class SyncedText:
-    r"""A text and the begins of its lines, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
+    r"""A text and where its lines start, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
     which cannot be transmitted, becomes U+FFFD, which has the same length.
 
-    A change leaves the begins far behind it as they are until they are needed: an editor that changes every line of a
-    long text in one message would otherwise wait for as many passes over all of them. Each change copies the text.
+    A change does not move the starts of the lines behind it; they are moved when they are needed. Without that, a
+    message that changes every line of a long text takes as many passes over all lines. Each change copies the text.
     """
 
     def __init__(self, text: str, unit: OffsetUnit) -> None:
         self.text, self._unit = whole_characters(text), unit
         self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
-        self._behind, self._moved = list[int](), 0  # begins of further lines, last first; they lack ``moved``
+        self._behind, self._moved = list[int](), 0  # starts of further lines, last first, before `_moved` is added
 
     @property
     def n_lines(self) -> int:
@@ -121,7 +121,7 @@ class SyncedText:
 
     def replace(self, start: int, end: int, text: str) -> None:
         behind, new, starts = self._line_of(end) + 1, whole_characters(text), self._starts
-        self._behind += [begin - self._moved for begin in starts[: behind - 1 : -1]]
+        self._behind += [each - self._moved for each in starts[: behind - 1 : -1]]
         # The line before is searched again: its \r may now be followed by \n.
         del starts[max(1, self._line_of(start)) :]
         self.text = "".join((self.text[:start], new, self.text[end:]))

@@ -20,7 +20,7 @@ from google.rpc.status_pb2 import Status
 from specdec.errors import LONGEST_HINT_S, MAX_ENGINES_STOPPED, ConfigError, FieldViolation, SpecdecError
 
 _NO_SERVER = "start one with `specdec serve`, or give the gRPC port of one that runs"
-# By words in gRPC's cause of a connection that could not be made
+# Ways out, by a phrase of gRPC's message for a connection that failed
 _WAYS_OUT = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate was not accepted: give its authority's file (--ca)",
     "Hostname Verification": "its certificate is for another name: give an address that the certificate names",

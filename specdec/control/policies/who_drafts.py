@@ -194,7 +194,7 @@ def _future_gain(
     mean = pool.tokens / pool.steps
     net_ms = mean * prices.token_ms - (pool.rows * prices.row_ms + pool.levels * shared) / pool.steps
     deviation = prices.token_ms * _posterior_move(mean, pool.steps, trial)
-    net_ms -= found.prefill_ms / found.ahead  # taken to be as much for later requests
+    net_ms -= found.prefill_ms / found.ahead  # later requests are assumed to need as much
     return tokens / (1.0 + mean) * (_expected_improvement(net_ms, deviation) - max(0.0, net_ms))
 
 

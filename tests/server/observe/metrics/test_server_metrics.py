@@ -21,7 +21,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
-from specdec.engine.totals import count_power
+from specdec.engine.engine import count_power
 from specdec.errors import QueueFullError
 
 
