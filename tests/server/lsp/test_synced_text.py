@@ -99,6 +99,14 @@ def test_edits_apply_in_order(text: str, edits: list[tuple[object, str]], encodi
     bring(copy, document, held)
 
 
+@pytest.mark.parametrize(("new", "second_line"), [("\n", 2), ("\nb", 2), ("b\n", 1)])
+def test_a_line_feed_inserted_behind_a_carriage_return_ends_the_same_line(new: str, second_line: int) -> None:
+    synced = SyncedText("\ra", OffsetUnit.UTF16)
+    synced.replace(1, 1, new)
+    assert synced.n_lines == 1 + len(re.findall("\r\n|\n|\r", synced.text))
+    assert synced.place(1, 0) == second_line
+
+
 class Searched:
     """Finds the ends of lines, and counts the characters that it searches."""
 
