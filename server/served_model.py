@@ -110,9 +110,13 @@ class DrainGate:
             if self._inside == 0:
                 self._empty.set()
 
+    def close(self) -> None:
+        """Refuse further calls."""
+        self._closed = True
+
     async def drain(self, timeout_s: float) -> int:
         """Close, wait up to ``timeout_s`` seconds until no call runs, and return how many still do."""
-        self._closed = True
+        self.close()
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except TimeoutError:

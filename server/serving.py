@@ -268,13 +268,11 @@ class Serving:
         return sum(model.client.engine.promised_bytes for model in self.models)
 
     async def _report_health(self, model: ServedModel) -> None:
-        """Report changes of state to gRPC's health service: of the server, and of one of several models by its name."""
+        """Report to gRPC's health service after every change of the engine's state."""
         states = model.client.engine.watch()
         while True:
-            state = await states.get()
-            await self._grpc.set_serving(any(each.client.engine.state == EngineState.READY for each in self.models))
-            if model.names.own:
-                await self._grpc.set_model_serving(model.names.own, state == EngineState.READY)
+            await states.get()
+            await self._grpc.report_health()
 
     def _probe_state(self) -> tuple[str, bool]:
         """The engine's state, and whether the server is ready: with several models once all have been, while any is."""

@@ -1,4 +1,4 @@
-"""AdminService and ExperimentService, for operators."""
+"""AdminService and ExperimentService. `AuthInterceptor` refuses callers that are not operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, cast, get_args
 
 import grpc
 
-from server.auth.principal import check_admin
 from server.experiment.live.experiments import ExperimentStatus
 from server.grpc.errors import guarded
 from server.served_model import Models
@@ -19,38 +18,32 @@ from specdec.errors import ViolationCollector
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _DTYPES = get_args(WeightDtype)
-_ADMIN_SERVICE = "AdminService"
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, models: Models, not_serving: Callable[[str], Awaitable[None]], drain_s: float) -> None:
-        """``not_serving`` is `GrpcServer.begin_shutdown`; ``drain_s`` is the default time of a drain."""
-        self._models, self._not_serving, self._drain_s = models, not_serving, drain_s
+    def __init__(self, models: Models, report_health: Callable[[], Awaitable[None]], drain_s: float) -> None:
+        """``report_health`` is `GrpcServer.report_health`; ``drain_s`` is the default time of a drain."""
+        self._models, self._report_health, self._drain_s = models, report_health, drain_s
 
     @guarded
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        check_admin(_ADMIN_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         violations = ViolationCollector()
         sound = math.isfinite(timeout_s) and timeout_s >= 0
         violations.check(sound, "timeout_s", "must be a number of seconds, not negative")
         violations.raise_if_any()
-        if request.model:
-            drained = self._models.named(request.model)
-            others = (model for model in self._models if model is not drained)
-            await self._not_serving("" if all(other.gate.is_closed for other in others) else drained.name)
-            return admin_pb2.DrainResponse(running=await drained.gate.drain(timeout_s))
-        await self._not_serving("")
-        return admin_pb2.DrainResponse(running=await self._models.drain(timeout_s))
+        drained = Models([self._models.named(request.model)]) if request.model else self._models
+        for model in drained:
+            model.gate.close()
+        await self._report_health()
+        return admin_pb2.DrainResponse(running=await drained.drain(timeout_s))
 
     @guarded
     async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
-        check_admin(_ADMIN_SERVICE)
         return admin_pb2.FlushCacheResponse(pages=await self._models.named(request.model).client.flush_cache())
 
     @guarded
     async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
-        check_admin(_ADMIN_SERVICE)
         violations = ViolationCollector()
         violations.check(
             request.dtype in ("", *_DTYPES), "dtype", f"one of {', '.join(_DTYPES)}, got {request.dtype[:40]!r}"
@@ -62,12 +55,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
 
 
-_EXPERIMENT_SERVICE = "ExperimentService"
-
-
 class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
-    """Every call requires an operator's key."""
-
     def __init__(self, models: Models) -> None:
         self._models = models
 
@@ -75,7 +63,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def StartExperiment(
         self, request: experiment_pb2.StartExperimentRequest, context: Context
     ) -> experiment_pb2.StartExperimentResponse:
-        check_admin(_EXPERIMENT_SERVICE)
         status = await self._models.named(request.model).experiments.start(request.plan)
         return experiment_pb2.StartExperimentResponse(experiment=_experiment_message(status))
 
@@ -83,7 +70,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def StopExperiment(
         self, request: experiment_pb2.StopExperimentRequest, context: Context
     ) -> experiment_pb2.StopExperimentResponse:
-        check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.StopExperimentResponse(
             experiment=_experiment_message(await self._models.named(request.model).experiments.stop(request.name))
         )
@@ -92,7 +78,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def GetExperiment(
         self, request: experiment_pb2.GetExperimentRequest, context: Context
     ) -> experiment_pb2.GetExperimentResponse:
-        check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.GetExperimentResponse(
             experiment=_experiment_message(await self._models.named(request.model).experiments.get(request.name))
         )
@@ -101,7 +86,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def ListExperiments(
         self, request: experiment_pb2.ListExperimentsRequest, context: Context
     ) -> experiment_pb2.ListExperimentsResponse:
-        check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.ListExperimentsResponse(
             experiments=map(_experiment_message, await self._models.named(request.model).experiments.statuses())
         )
@@ -110,7 +94,6 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     async def GetExperimentResult(
         self, request: experiment_pb2.GetExperimentResultRequest, context: Context
     ) -> experiment_pb2.GetExperimentResultResponse:
-        check_admin(_EXPERIMENT_SERVICE)
         found = await self._models.named(request.model).experiments.conclude(request.name)
         verdict = json.loads(found.result)["verdict"]
         return experiment_pb2.GetExperimentResultResponse(

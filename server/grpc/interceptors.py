@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from server.auth.access import Access, grpc_caller
-from server.auth.principal import ANYBODY, Principal, set_caller
+from server.auth.principal import ANYBODY, Principal, check_admin, set_caller
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc.errors import refuse
@@ -49,6 +49,7 @@ _LIMITED = METHODS | {
     for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods
 }
 """Methods whose messages are read within the limits; those of health checks come without a key."""
+_OPERATORS = frozenset(f"{OURS}v1.{name}" for name in ("AdminService", "ExperimentService"))
 _OPEN = f"/{health.SERVICE_NAME}/"  # the methods that need no key
 _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event loop, in 5 ms at most
 _LARGE_BYTES = 1 << 20  # larger ones are unpacked one at a time: each takes the interpreter for some 10 ms
@@ -123,7 +124,8 @@ def _status_name(context: grpc.aio.ServicerContext[Any, Any]) -> str:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Sets the caller (`server.auth.principal.current_caller`) by the call's key. Health checks need none."""
+    """Sets the caller (`server.auth.principal.current_caller`) by the call's key, of which health checks need none.
+    Refuses operators' calls of others."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -131,8 +133,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
     ) -> Handler | None:
+        service = handler_call_details.method.rpartition("/")[0]
         try:
             set_caller(await self._caller(handler_call_details))
+            if service in _OPERATORS:
+                check_admin(service.rpartition(".")[2])
         except RequestError as error:
             return _refusing(error)
         return await continuation(handler_call_details)

@@ -53,7 +53,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class GrpcServer:
-    """Health checks report that it does not serve until `set_serving` is called."""
+    """Health checks report what `report_health` last found."""
 
     def __init__(
         self,
@@ -63,8 +63,7 @@ class GrpcServer:
         budget: BodyBudget | None = None,
     ) -> None:
         access = models.first.access
-        self._config, self._access = config, access
-        self._drained: set[str] = set()
+        self._config, self._access, self._models = config, access, models
         self._health = health.aio.HealthServicer()
         budget = budget or BodyBudget()
         self._messages = MessageInterceptor(budget)
@@ -94,7 +93,7 @@ class GrpcServer:
         completion_pb2_grpc.add_CompletionServiceServicer_to_server(CompletionServicer(models), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(models, self.begin_shutdown, config.drain_s), self._server
+            AdminServicer(models, self.report_health, config.drain_s), self._server
         )
         experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(ExperimentServicer(models), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -106,7 +105,7 @@ class GrpcServer:
         Raises:
             ConfigError: the address is in use or not available.
         """
-        await self.set_serving(False)
+        await self.report_health()
         host, port = self._config.host, self._config.grpc_port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         _check_free(host, port, address)
@@ -116,25 +115,17 @@ class GrpcServer:
         await self._server.start()
         return bound
 
-    async def set_serving(self, serving: bool) -> None:
-        """Report the state of all services to health checks."""
+    async def report_health(self) -> None:
+        """Report whether a model takes requests, and of each of several models whether it does."""
+        names = [model.names.own for model in self._models if model.takes_requests]
         for service in ("", *SERVICES):
-            await self._health.set(service, _SERVING if serving else _NOT_SERVING)
+            await self._health.set(service, _SERVING if names else _NOT_SERVING)
+        for model in self._models if self._models.several else ():
+            await self._health.set(model.names.own, _SERVING if model.names.own in names else _NOT_SERVING)
 
-    async def set_model_serving(self, name: str, serving: bool) -> None:
-        """Report the state of one of several models."""
-        await self._health.set(name, _SERVING if serving and name not in self._drained else _NOT_SERVING)
-
-    async def begin_shutdown(self, model: str = "") -> None:
-        """Report for good that nothing is served, or not the one of several models that is named ``model``.
-
-        Calls are still answered.
-        """
-        if model:
-            self._drained.add(model)
-            await self.set_model_serving(model, False)
-        else:
-            await self._health.enter_graceful_shutdown()
+    async def begin_shutdown(self) -> None:
+        """Report for good that nothing is served. Calls are still answered."""
+        await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the port; after ``grace_s`` seconds, cancel the calls that still run."""

@@ -99,7 +99,7 @@ async def secure_server(
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), own)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), own)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(models, lambda _: probes.enter_graceful_shutdown(), config.server.drain_s), own
+        AdminServicer(models, probes.enter_graceful_shutdown, config.server.drain_s), own
     )
     health_pb2_grpc.add_HealthServicer_to_server(probes, own)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -168,6 +168,30 @@ def test_experiments_are_per_model_and_key_limits_are_shared(tmp_path: Path) -> 
         assert server.comes_to(lambda: server.client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200)
 
 
+def drain(server: Server, bearer: dict[str, str], model: str) -> int:
+    request, metadata = admin_pb2.DrainRequest(model=model, timeout_s=5), tuple(bearer.items())
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        running: int = admin_pb2_grpc.AdminServiceStub(channel).Drain(request, metadata=metadata).running
+        return running
+
+
+@pytest.mark.parametrize("drained_first", [True, False])
+def test_health_checks_fail_if_one_model_is_drained_and_the_other_dead(tmp_path: Path, drained_first: bool) -> None:
+    file = tmp_path / "keys.yaml"
+    bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
+    with running_serving(serving(make_several(keys_file=file), give_up_after=1)) as server:
+        server.client.headers.update(bearer)
+        engine = server.serving.models.first.client.engine
+        assert engine.pid is not None
+        if drained_first:
+            assert drain(server, bearer, "fim") == 0
+        os.kill(engine.pid, signal.SIGKILL)
+        assert server.comes_to(lambda: engine.state == EngineState.FAILED)
+        assert drained_first or drain(server, bearer, "fim") == 0
+        assert server.comes_to(lambda: health_of(server, "") == SERVES_NOT)
+        assert [state(server)[0], health_of(server, "chat"), health_of(server, "fim")] == [503, SERVES_NOT, SERVES_NOT]
+
+
 def test_chat_is_routed_to_the_chat_model_and_one_model_drains_alone(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
@@ -178,13 +202,7 @@ def test_chat_is_routed_to_the_chat_model_and_one_model_drains_alone(tmp_path: P
         health = server.client.get("/v1/health").json()
         assert (health["model"], health["chat_model"]) == ("fim", "chat")
 
-        def drain(model: str) -> int:
-            request, metadata = admin_pb2.DrainRequest(model=model, timeout_s=5), tuple(bearer.items())
-            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-                running: int = admin_pb2_grpc.AdminServiceStub(channel).Drain(request, metadata=metadata).running
-                return running
-
-        assert drain("codestral") == 0
+        assert drain(server, bearer, "codestral") == 0
         assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES, SERVES, SERVES_NOT]
         coder = server.serving.models.first.client
         assert coder.engine.pid is not None
@@ -195,7 +213,7 @@ def test_chat_is_routed_to_the_chat_model_and_one_model_drains_alone(tmp_path: P
         assert (status, error["code"]) == (503, "draining")
         assert server.ask(COMPLETIONS, model="chat", prompt="a")["model"] == "chat"
         assert [state(server)[0], state(server, model="fim")[0]] == [200, 503]
-        assert drain("chat") == 0
+        assert drain(server, bearer, "chat") == 0
         assert state(server)[0] == 503
         assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES_NOT] * 3
 
