@@ -72,9 +72,15 @@ class StateFeed:
         self._watchers.append(watcher)
         return watcher
 
-    def unwatch(self, watcher: asyncio.Queue[EngineState]) -> None:
-        """Stop filling ``watcher``."""
-        self._watchers.remove(watcher)
+    async def wait_for(self, *states: EngineState) -> EngineState:
+        """Wait until the state is one of ``states`` or final, and return it."""
+        watcher = self.watch()
+        try:
+            while (state := await watcher.get()) not in states and not state.is_final:
+                pass
+            return state
+        finally:
+            self._watchers.remove(watcher)
 
 
 class RestartPolicy:
@@ -387,23 +393,13 @@ class EngineSupervisor:
         Raises:
             EngineStartError: it will not be.
         """
-        states = self._states.watch()
-        try:
-            while (state := await states.get()) != EngineState.READY:
-                if state.is_final:
-                    raise EngineStartError(self._failure or "the engine was closed")
-        finally:
-            self._states.unwatch(states)
+        if await self._states.wait_for(EngineState.READY) != EngineState.READY:
+            raise EngineStartError(self._failure or "the engine was closed")
         return self.info
 
     async def wait_failed(self) -> str:
         """Wait until the engine has failed for good or was closed, and return why (empty when closed)."""
-        states = self._states.watch()
-        try:
-            while not (await states.get()).is_final:
-                pass
-        finally:
-            self._states.unwatch(states)
+        await self._states.wait_for()
         return self._failure
 
     async def close(self, *, at_once: bool = False) -> None:

@@ -170,26 +170,16 @@ def _unpacker(hint: Any) -> Convert | None:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint
     args, origin = get_args(hint), get_origin(hint)
+    inner = _unpacker(args[-1 if origin is dict else 0]) if args else None
     if origin is tuple:
-        inner = _unpacker(args[0])
         return tuple if inner is None else lambda value: tuple(map(inner, value))
+    if inner is None:
+        return None
     if origin is dict:
-        return _by_name(_unpacker(args[1]))
+        return lambda value: {name: inner(part) for name, part in value.items()}
     if origin is list:
-        return _each(_unpacker(args[0]))
-    return _if_any(_unpacker(args[0])) if origin in (Union, UnionType) else None
-
-
-def _by_name(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: {name: convert(part) for name, part in value.items()}
-
-
-def _each(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda values: [convert(value) for value in values]
-
-
-def _if_any(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
+        return lambda values: [inner(value) for value in values]
+    return (lambda value: None if value is None else inner(value)) if origin in (Union, UnionType) else None
 
 
 class FrameLink(asyncio.Protocol):

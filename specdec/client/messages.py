@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from specdec.api.params import fill_params, fill_values, grammar_message
 from specdec.api.v1 import completion_pb2 as completion
@@ -35,6 +35,7 @@ from specdec.core.types import (
 )
 
 Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest)
+Record = TypeVar("Record")
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
 
 
@@ -137,18 +138,15 @@ def event_of(
     """An event of a stream, as the engine said it; None for a kind of a later version."""
     which = message.WhichOneof("event")
     if which == "started":
-        m = message.started
-        numbers, resumed = m.numeric_fingerprint, m.resumed_tokens
-        prompt = m.prompt_digest
-        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, numbers, resumed, prompt)
+        return _record(Started, message.started)
     if which == "delta":
         d = message.delta
         tree = tree_of(d.tree) if d.HasField("tree") else None
         return Delta(request_id, d.index, list(d.token_ids), d.text, logprobs_of(d.logprobs), tree)
     if which == "finished":
         f = message.finished
-        metrics, timings = stats_of(f.metrics), timings_of(f.timings)
-        return Finished(request_id, f.index, reason_of(f.finish_reason), _stop(f), usage_of(f.usage), metrics, timings)
+        usage, metrics, timings = _record(Usage, f.usage), stats_of(f.metrics), _record(Timings, f.timings)
+        return Finished(request_id, f.index, reason_of(f.finish_reason), _stop(f), usage, metrics, timings)
     return None
 
 
@@ -157,7 +155,7 @@ def generated_of(message: pb.GenerateResponse) -> Generated:
     samples = [
         GeneratedSample(
             s.index, list(s.token_ids), s.text, logprobs_of(s.logprobs), reason_of(s.finish_reason), _stop(s),
-            usage_of(s.usage), stats_of(s.metrics), timings_of(s.timings),
+            _record(Usage, s.usage), stats_of(s.metrics), _record(Timings, s.timings),
         )
         for s in message.samples
     ]  # fmt: skip
@@ -183,51 +181,33 @@ def tree_of(m: result.StepTree) -> StepTree:
     )  # fmt: skip
 
 
-def usage_of(m: result.Usage) -> Usage:
-    """Token counts."""
-    return Usage(**_named(m, tuple(f.name for f in fields(Usage))))
-
-
-def timings_of(m: result.Timings) -> Timings:
-    """Milliseconds."""
-    return Timings(**_named(m, tuple(f.name for f in fields(Timings))))
-
-
 def stats_of(message: result.Metrics) -> SpeculationStats:
     """What speculation did."""
     m = message.speculative_decoding
-    return SpeculationStats(
-        num_steps=m.num_steps,
-        num_spec_steps=m.num_spec_steps,
-        num_draft_tokens=m.num_draft_tokens,
-        num_accepted_draft_tokens=m.num_accepted_draft_tokens,
-        acceptance_histogram=list(m.acceptance_histogram),
-        by_drafter={
-            name: DrafterStats(part.num_draft_tokens, part.num_accepted_draft_tokens)
-            for name, part in m.by_drafter.items()
-        },
-    )
+    by_drafter = {name: _record(DrafterStats, part) for name, part in m.by_drafter.items()}
+    return _record(
+        SpeculationStats, m, acceptance_histogram=list(m.acceptance_histogram), by_drafter=by_drafter
+    )  # fmt: skip
 
 
 def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
     """Convert the server's description of its engine."""
-    return EngineInfo(
-        target=m.target, draft=m.draft if m.HasField("draft") else None, dtype=m.dtype, kernels=m.kernels,
+    return _record(
+        EngineInfo, m, draft=m.draft if m.HasField("draft") else None, drafters=tuple(m.drafters),
         numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
-        max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
-        drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version,
-        kv_dtype=m.kv_dtype, weight_bytes=m.weight_bytes, memory_bytes=m.memory_bytes,
-        numeric_fingerprint=m.numeric_fingerprint, pooling=m.pooling, embedding_size=m.embedding_size,
+        eos_ids=tuple(m.eos_token_ids),
     )  # fmt: skip
 
 
 def load_of(m: model.GetLoadResponse) -> ServerLoad:
     """How busy it is."""
-    return ServerLoad(**_named(m, tuple(f.name for f in fields(ServerLoad))))
+    return _record(ServerLoad, m)
 
 
-def _named(message: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(message, name) for name in names}
+def _record(kind: type[Record], message: Any, **other: Any) -> Record:
+    """A record of ``other`` and the fields of the same names in ``message``."""
+    names = [f.name for f in fields(cast(Any, kind)) if f.name in message.DESCRIPTOR.fields_by_name]
+    return kind(**{name: getattr(message, name) for name in names} | other)
 
 
 def _stop(m: pb.Finished | pb.Sample) -> str | int | None:
