@@ -16,27 +16,22 @@ from server.completion.service import Outcome
 from server.grpc.errors import rich_status, status_code
 from server.grpc.messages import (
     REASONS,
-    delta_message,
-    finished_message,
+    event_message,
     metrics_message,
-    started_message,
     timings_message,
     usage_message,
 )
 from server.grpc.request_reader import read_files, read_resume, read_stopping
-from server.observe.records import current_arm
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import (
     Delta,
-    Finished,
     OutputParams,
     Request,
     RequestEvent,
     SamplingParams,
     SpeculationParams,
-    Started,
 )
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
 
@@ -133,13 +128,7 @@ def edit_messages(event: RequestEvent, reader: EditReader, model: str) -> Iterat
     for edit in reader.take(event):
         yield pb.PredictEditResponse(edit=pb.TextEdit(start=edit.start, end=edit.end, text=edit.text))
     if not isinstance(event, Delta):
-        message = event_message(event, model)
-        ended = isinstance(event, Finished)
-        yield (
-            pb.PredictEditResponse(finished=message.finished)
-            if ended
-            else pb.PredictEditResponse(started=message.started)
-        )
+        yield event_message(pb.PredictEditResponse, event, model)
 
 
 def read_unit(
@@ -162,15 +151,6 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
     violations.raise_if_any()
     assert outcome is not None  # checked above
     return outcome
-
-
-def event_message(event: RequestEvent, model: str) -> pb.CompleteResponse:
-    if isinstance(event, Delta):
-        return pb.CompleteResponse(delta=delta_message(event))
-    if isinstance(event, Started):
-        return pb.CompleteResponse(started=started_message(event, model, current_arm()))
-    assert isinstance(event, Finished)  # `Failed` is raised by the run
-    return pb.CompleteResponse(finished=finished_message(event))
 
 
 def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:

@@ -18,7 +18,6 @@ from server.errors import DrainingError
 from server.grpc.completion_messages import (
     ask_refused,
     edit_messages,
-    event_message,
     read_edit_request,
     read_options,
     read_outcome,
@@ -31,6 +30,7 @@ from server.grpc.completion_messages import (
     suggestion_started,
 )
 from server.grpc.errors import guarded
+from server.grpc.messages import event_message
 from server.grpc.request_reader import Context, read_files, read_gap, read_prediction, validate, with_deadline
 from server.hold_headers import DeferredHeaders
 from server.served_model import Models, ServedModel, Task
@@ -269,7 +269,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             run = service.start(principal, asked, key)
             try:
                 async for event in run.read():
-                    await answer.write(event, event_message(event, model.name))
+                    await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
             finally:
                 run.leave()
             if run.text:

@@ -8,12 +8,10 @@ from server.auth.principal import current_caller
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.grpc.errors import guarded
 from server.grpc.messages import (
-    delta_message,
-    finished_message,
+    event_message,
     info_message,
     load_message,
     sample_message,
-    started_message,
     timings_message,
 )
 from server.grpc.request_reader import (
@@ -26,12 +24,11 @@ from server.grpc.request_reader import (
 )
 from server.hold_headers import DeferredHeaders
 from server.json_body import write_json
-from server.observe.records import current_arm
 from server.request_stream import RequestStream
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
-from specdec.core.types import Delta, Finished, Request, RequestEvent, Started, trace_dict
+from specdec.core.types import Delta, Finished, Request, Started, trace_dict
 from specdec.errors import ViolationCollector
 
 
@@ -71,7 +68,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             name, answer = model.name, DeferredHeaders(context, model.hold_headers)
             async with _admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
-                    await answer.write(event, _stream_message(event, name))
+                    await answer.write(event, event_message(generation_pb2.GenerateStreamResponse, event, name))
 
     @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
@@ -146,15 +143,6 @@ def _admit(
     """
     request = with_deadline(request, context)
     return model.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
-
-
-def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:
-    if isinstance(event, Delta):
-        return generation_pb2.GenerateStreamResponse(delta=delta_message(event))
-    if isinstance(event, Started):
-        return generation_pb2.GenerateStreamResponse(started=started_message(event, model, current_arm()))
-    assert isinstance(event, Finished)  # `Failed` is raised by the stream
-    return generation_pb2.GenerateStreamResponse(finished=finished_message(event))
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
+from server.observe.records import current_arm
 from specdec.api.v1 import generation_pb2
 from specdec.api.v1 import model_pb2 as model
 from specdec.api.v1 import result_pb2 as result
@@ -15,6 +16,7 @@ from specdec.core.types import (
     EngineInfo,
     Finished,
     FinishReason,
+    RequestEvent,
     ServerLoad,
     SpeculationStats,
     Started,
@@ -24,6 +26,7 @@ from specdec.core.types import (
     Usage,
 )
 
+Answer = TypeVar("Answer")
 # A passed deadline is a status, not a finish reason.
 REASONS: dict[FinishReason, result.FinishReason.ValueType] = {
     reason: result.FinishReason.Value(f"FINISH_REASON_{reason.name}")
@@ -45,8 +48,14 @@ def delta_message(event: Delta) -> generation_pb2.Delta:
     )  # fmt: skip
 
 
-def finished_message(event: Finished) -> generation_pb2.Finished:
-    return generation_pb2.Finished(**_end_fields(event))
+def event_message(kind: Callable[..., Answer], event: RequestEvent, model_name: str) -> Answer:
+    """``event`` as a message of a stream, which is a ``kind``."""
+    if isinstance(event, Delta):
+        return kind(delta=delta_message(event))
+    if isinstance(event, Started):
+        return kind(started=started_message(event, model_name, current_arm()))
+    assert isinstance(event, Finished)  # `Failed` is raised by the stream
+    return kind(finished=generation_pb2.Finished(**_end_fields(event)))
 
 
 def sample_message(deltas: list[Delta], end: Finished) -> generation_pb2.Sample:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
-from server.grpc.messages import REASONS, finished_message
+from server.grpc.messages import REASONS, event_message
 from server.grpc.request_reader import parse_generate
 from server.served_model import ServedModel
 from specdec.api.params import grammar_message, read_grammar
@@ -182,7 +182,7 @@ FINISHED = st.builds(
 
 @given(FINISHED)
 def test_the_end_of_a_sample_round_trips(event: Finished) -> None:
-    message = pb.GenerateStreamResponse(finished=finished_message(event))
+    message = event_message(pb.GenerateStreamResponse, event, "")
     back = pb.GenerateStreamResponse.FromString(message.SerializeToString())
     assert event_of(back, "r") == event
     metrics, stats = back.finished.metrics.speculative_decoding, event.stats
