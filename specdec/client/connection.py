@@ -281,8 +281,9 @@ class Connection:
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
                     request, lost = _renamed(request), False
                     continue
-                lost = lost or failure.code == grpc.StatusCode.UNAVAILABLE
-                await self.pause(failure, attempt, until)
+                cut = cut_of(failure)
+                lost = lost or cut is not None
+                await self.pause(cut or failure, attempt, until)
 
     async def stream(
         self,

@@ -58,6 +58,7 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
+        self._resumed_calls, self._call_ended = 0, asyncio.Event()  # that run now; the end of the next one of them
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -104,10 +105,11 @@ class ResumableStream:
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began = len(had.tokens), False
+            known, began, other_ended = len(had.tokens), False, self._call_ended
             try:
                 async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
+                        self._resumed_calls += not began
                         began = True
                         if isinstance(event, Started):
                             self._check_prompt(event)
@@ -123,6 +125,9 @@ class ResumableStream:
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
+                if error.metadata.get("limit") == "max_concurrent" and (self._resumed_calls or other_ended.is_set()):
+                    await other_ended.wait()  # other samples take the key's places
+                    continue
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call
@@ -135,6 +140,11 @@ class ResumableStream:
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
+            finally:
+                if began:
+                    self._resumed_calls -= 1
+                    self._call_ended.set()
+                    self._call_ended = asyncio.Event()
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from server.errors import RateLimitedError
 from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc
@@ -152,6 +154,27 @@ async def test_calls_of_many_samples_do_not_interfere() -> None:
     keys = [request.scheduling.supersedes_key for request in script.asked[1:] if request.sampling.seed != 5]
     assert set(keys) == {""}  # a call with the key would end the one that has it
     assert {request.scheduling.supersedes_key for request in script.asked if request.sampling.seed == 5} == {"editor"}
+
+
+async def test_samples_resume_one_after_the_other_where_the_key_allows_one_call() -> None:
+    class OneCall(Script):
+        """Takes one call at a time."""
+
+        running = False
+
+        async def GenerateStream(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+            if self.running:
+                await refuse(context, RateLimitedError("key", "max_concurrent", 1, 0.01))
+            self.running = True
+            try:
+                await super().GenerateStream(request, context)
+                await asyncio.sleep(0.5)
+            finally:
+                self.running = False
+
+    async with talking(OneCall([started(), BREAK], [started(), delta("x", 9), finished()])) as client:
+        events = await gather(client, sampling=SamplingParams(n=3, seed=5))
+    assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
 async def test_only_the_end_of_the_call_is_missing() -> None:

@@ -305,8 +305,9 @@ async def test_a_unary_call_is_renamed_if_its_lost_try_still_runs() -> None:
         assert (await failure(connection.unary(method, request))).code == grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_a_stream_that_is_reset_before_its_first_message_is_retried() -> None:
-    script = Script("reset", "reset")
-    async with talking(script) as (connection, _, method):
+async def test_a_call_that_is_reset_before_its_first_message_is_retried() -> None:
+    script = Script("reset", "reset", None, "reset", "reset")
+    async with talking(script) as (connection, unary, method):
         assert await whole(connection, method) == [b"answer"]
-    assert len(script.times) == 3
+        assert await connection.unary(unary, b"") == b"answer"
+    assert len(script.times) == 6
