@@ -371,9 +371,7 @@ class KvCacheManager:
         index, first = self._index, len(load.cached)
         for depth in range(first, first + n_filled):
             if index.page(load.keys[depth]) is None:
-                tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
-                parent = load.keys[depth - 1] if depth else None
-                self._add_page(load.pages[depth - first], load.keys[depth], parent, tokens, load.salt)
+                self._add_page(load.pages[depth - first], load.keys, depth, load.tokens, load.salt)
         pages = load.cached + load.pages
         for key, page in zip(reversed(load.keys), reversed(pages), strict=True):  # the deepest are evicted first
             known = index.page(key)
@@ -449,19 +447,15 @@ class KvCacheManager:
         while first and self._index.page(keys[first - 1]) is None:
             first -= 1
         for each in range(first, depth + 1):
-            self._add_one(seq, each)
+            self._add_page(seq.pages[each], keys, each, seq.tokens, seq.salt)
+            self._index.draft_ready[seq.pages[each]] = each < seq.n_draft_published
 
-    def _add_one(self, seq: PagedTokens, depth: int) -> None:
-        keys, page = seq.page_keys, seq.pages[depth]
-        parent = keys[depth - 1] if depth else None
-        tokens = seq.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
-        self._add_page(page, keys[depth], parent, tokens, seq.salt)
-        self._index.draft_ready[page] = depth < seq.n_draft_published
-
-    def _add_page(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
-        self._index.add(page, key)
+    def _add_page(self, page: int, keys: Seq[bytes], depth: int, tokens: Seq[int], salt: str) -> None:
+        """Index ``page``, page ``depth`` of ``tokens``, whose pages have ``keys``."""
+        self._index.add(page, keys[depth])
+        parent, own = keys[depth - 1] if depth else None, tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
         for follower in self._followers:
-            follower.stored(page, key, parent, tokens, salt)
+            follower.stored(page, keys[depth], parent, own, salt)
 
     def _evicted(self, page: int) -> None:
         """An idle page loses its content."""

@@ -638,7 +638,8 @@ def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:
 def trace_dict(step: StepTrace) -> dict[str, Any]:
     """Return ``step`` without its replay values for JSON. Infinities and NaN become None."""
     scalars = {f.name: _writable(getattr(step, f.name)) for f in fields(step) if f.name not in ("drafters", "replay")}
-    return {**scalars, "drafters": [_drafter_dict(part) for part in step.drafters]}
+    drafters = [{f.name: _writable(getattr(part, f.name)) for f in fields(part)} for part in step.drafters]
+    return {**scalars, "drafters": drafters}
 
 
 def trace_step(values: Any) -> StepTrace:
@@ -649,10 +650,6 @@ def trace_step(values: Any) -> StepTrace:
     """
     drafters = [DrafterTrace(**_readable(DrafterTrace, part)) for part in values["drafters"]]
     return StepTrace(**(_readable(StepTrace, values) | {"drafters": drafters}))
-
-
-def _drafter_dict(part: DrafterTrace) -> dict[str, Any]:
-    return {f.name: _writable(getattr(part, f.name)) for f in fields(part)}
 
 
 def _writable(value: Any) -> Any:

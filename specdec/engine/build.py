@@ -41,12 +41,7 @@ from specdec.core.types import (
 )
 from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.memory import (
-    draft_kv_dtype,
-    plan_memory,
-    report_memory,
-    tokenizer_of_cut,
-)
+from specdec.engine.memory import draft_kv_dtype, plan_memory, report_memory, tokenizer_of_cut
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
 from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
@@ -184,12 +179,7 @@ class DrafterBuilder:
                 _LOG.warning("%s: drafts token by token, since its vocabulary is not the target's", model.name)
             _check_no_added_space(model)
             drafter = CrossVocabularyDrafter(
-                decoder,
-                self._sampler,
-                target.tokenizer,
-                model.tokenizer,
-                size,
-                config.max_batch,
+                decoder, self._sampler, target.tokenizer, model.tokenizer, size, config.max_batch
             )
         drafter.digest = model.digest
         return model.name, drafter
@@ -322,8 +312,7 @@ def assemble(
     sampler = Sampler(platform.sampling, threads)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, aux_layers, progress)
     drafters = builder.build(head)
-    kv_dtype = _DTYPE_NAMES[platform.kv_dtype]
-    weight_bytes = budget.weight_bytes
+    kv_dtype, weight_bytes = _DTYPE_NAMES[platform.kv_dtype], budget.weight_bytes
     if on_device:
         embedding = 0 if target.config.tie_embeddings else target.weights.embed.nbytes
         weight_bytes = target.weights.nbytes + embedding
@@ -352,17 +341,7 @@ def assemble(
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)
     parts = EngineParts(
-        config,
-        info,
-        target.tokenizer,
-        decoder,
-        sampler,
-        kv,
-        drafters,
-        costs,
-        builder.load,
-        verifier,
-        grammars=grammars,
+        config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.load, verifier, grammars=grammars
     )
     parts = with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
     return dataclasses.replace(parts, disk=open_disk_cache(config, info, kv, decoder))

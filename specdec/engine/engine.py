@@ -383,12 +383,8 @@ class Engine:
 
     def _fail_sequence(self, sequence: Sequence, error: Exception, stage: str) -> None:
         """End only this sequence's request: one of its stages raised ``error``."""
-        request_id = sequence.request.request_id
-        samples = self._requests.live.get(request_id)
-        if samples is None or sequence.phase is SequencePhase.FINISHED:
-            return  # another sample has ended the request, or the answer was complete before the fault
-        self._release_all(samples)
-        self._fail_stage(request_id, error, stage)
+        if self._release_all(sequence):
+            self._fail_stage(sequence.request.request_id, error, stage)
 
     def _fail_stage(self, request_id: str, error: Exception, stage: str) -> None:
         """Publish `Failed` for a request without sequences, one of whose stages raised ``error``."""
@@ -398,14 +394,18 @@ class Engine:
 
     def _break(self, sequence: Sequence) -> None:
         """End only this sequence's request: it has no token to choose."""
-        samples = self._requests.live.get(sequence.request.request_id)
-        if samples is not None:  # else another sample has ended the request
-            self._release_all(samples)
+        if self._release_all(sequence):
             self._requests.fail(sequence.request.request_id, *_breakdown(sequence))
 
-    def _release_all(self, samples: list[Sequence]) -> None:
+    def _release_all(self, sequence: Sequence) -> bool:
+        """Release all samples of a sequence's request. False: another sample has ended it, or the sequence's answer was
+        complete before."""
+        samples = self._requests.live.get(sequence.request.request_id)
+        if samples is None or sequence.phase is SequencePhase.FINISHED:
+            return False
         for sample in list(samples):
             self._release(sample)
+        return True
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
         self._release(sequence)

@@ -76,17 +76,22 @@ class RequestPreparation:
             QueueFullError: too many requests wait.
         """
         if self.is_full:
+            self._give_up(request, prepared)
             raise QueueFullError(self._max_waiting, RETRY_S)
         self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared, pages)
 
     def drop(self, request_id: str) -> WaitingRequest | None:
         """Remove a waiting request, and its grammar if no other request waits for it; None: no such request waits."""
         dropped = self.waiting.pop(request_id, None)
-        if dropped is None or dropped.prepared is None or dropped.request.grammar is None:
-            return dropped
-        if all(other.prepared is not dropped.prepared for other in self.waiting.values()):
-            dropped.prepared.cancel()
+        if dropped is not None:
+            self._give_up(dropped.request, dropped.prepared)
         return dropped
+
+    def _give_up(self, request: Request, prepared: Future[Any] | None) -> None:
+        """Cancel the grammar of ``request``, which does not wait, unless another request waits for it."""
+        shared = any(other.prepared is prepared for other in self.waiting.values())
+        if prepared is not None and request.grammar is not None and not shared:
+            prepared.cancel()
 
     def grammar(self, request: Request, prepared: Future[Any] | None) -> TokenGrammar | None:
         """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""

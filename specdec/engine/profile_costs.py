@@ -182,8 +182,7 @@ def _extended(
     rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int, sizes: Sequence[int] = ()
 ) -> CostTable:
     """A table extrapolated to long chunks by the last slope. sizes: see `CostTable`."""
-    more = [r for r in (*LONG_ROWS, max_rows) if rows[-1] < r <= max_rows]
-    more = sorted(set(more))
+    more = sorted({r for r in (*LONG_ROWS, max_rows) if rows[-1] < r <= max_rows})
     for line in grid:
         slope = max(line[-1] - line[-2], 0.0) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
         line += [line[len(rows) - 1] + slope * (r - rows[-1]) for r in more]

@@ -245,6 +245,22 @@ def test_cancelled_requests_release_their_grammar_slots(monkeypatch: pytest.Monk
     assert [text_of(events, name) for name in ("checked", "stays", "last")] == ["choice 0", "choice 1", "choice 4"]
 
 
+def test_a_request_that_a_full_queue_refuses_leaves_no_grammar_to_compile() -> None:
+    ours = tiny_engine(dataclasses.replace(parts(), grammars=None, max_queued_requests=1))
+    held = [make_request(GrammarParams(GrammarKind.CHOICE, f'["choice {i}"]'), f"r{i}") for i in range(3)]
+    ours.submit(held[0])
+    with pytest.raises(QueueFullError):
+        ours.submit(dataclasses.replace(held[0], request_id="same"))  # the first one still waits for it
+    grammar = ours._preparation.waiting["r0"].prepared
+    for request in held[1:]:
+        with pytest.raises(QueueFullError):
+            ours.submit(request)
+    refused = [future for future in ours._grammars._compiled.values() if future is not grammar]
+    assert refused
+    assert all(future.cancelled() for future in refused)
+    assert text_of(drain(ours), "r0") == "choice 0"
+
+
 def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks that take 1 ms each: drafts are truncated, and the tokens do not change."""
     now, spent, steps = [0.0], [0.0], list[float]()
