@@ -208,11 +208,6 @@ class HeadModel:
     target_ids: Tensor | None  # int64 [draft vocabulary]: the target's id of each draft id; None: the same id
     digest: str  # of the checkpoint's files and the type of the packed weights; the same in every process
 
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The ``aux_layers`` of the target's `Decoder`."""
-        return self.config.aux_layers
-
 
 _EMBED_NORM, _FIRST_NORM = "layers.0.input_layernorm", "layers.0.hidden_norm"
 _TABLES = {"embed_tokens.weight", "d2t", "t2d"}

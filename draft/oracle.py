@@ -24,7 +24,6 @@ class _Running:
     """A sequence that runs."""
 
     key: bytes  # of its request
-    agreed: int = 0  # output tokens that equal the remembered ones; -1: the output differs
     vocabulary: list[int] = field(default_factory=list)  # tokens that errors are drawn from
 
 
@@ -75,13 +74,9 @@ class OracleDrafter(Drafter):
         tree = TokenTree(sequence.tokens[-1])
         running = self._running[sequence]
         output = self._outputs.get(running.key)
-        if output is None or task.max_nodes == 0 or running.agreed < 0:
-            return tree
         done = sequence.n_output
-        if sequence.tokens[sequence.n_prompt + running.agreed :] != output[running.agreed : done]:
-            running.agreed = -1
+        if output is None or task.max_nodes == 0 or sequence.tokens[sequence.n_prompt :] != output[:done]:
             return tree
-        running.agreed = done
         node, behind_error = 0, False
         for position in range(done, len(output)):
             token = output[position] if behind_error else self._guess(running, sequence, output, position)

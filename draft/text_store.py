@@ -24,43 +24,39 @@ class TextStore:
 
     def __init__(self, limit: int, age_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._half, self._age_s, self._clock = max(1, limit // 2), age_s, clock
-        self._old, self._young = SuffixAutomaton(), SuffixAutomaton()
+        self._old = SuffixAutomaton()
+        self.young = SuffixAutomaton()  # to which text is appended
         self._old_since = self._young_since = clock()
-
-    @property
-    def young(self) -> SuffixAutomaton:
-        """The generation to which text is appended."""
-        return self._young
 
     @property
     def generations(self) -> tuple[SuffixAutomaton, SuffixAutomaton]:
         """The young and the old generation, after `expire`."""
         self.expire()
-        return self._young, self._old
+        return self.young, self._old
 
     def append(self, token: int) -> None:
         """Append a token of text, or `BREAK` if the next token does not follow the last one."""
         self.make_room()
-        self._young.append(token)
+        self.young.append(token)
 
     def make_room(self) -> None:
         """Start a new generation if the young one is full."""
-        if self._young.size >= self._half:
+        if self.young.size >= self._half:
             self._turn()
 
     def expire(self) -> None:
         """Drop generations that are too old."""
         now = self._clock()
         if now - self._young_since >= self._age_s / 2:
-            if self._young.size:
+            if self.young.size:
                 self._turn()
             self._young_since = now
         if self._old.size and now - self._old_since >= self._age_s:
             self._old = SuffixAutomaton()
 
     def _turn(self) -> None:
-        self._old, self._old_since = self._young, self._young_since
-        self._young, self._young_since = SuffixAutomaton(), self._clock()
+        self._old, self._old_since = self.young, self._young_since
+        self.young, self._young_since = SuffixAutomaton(), self._clock()
 
 
 KNOWN_TOKENS = 32  # least length of a match whose tokens are not written again

@@ -300,7 +300,7 @@ class EngineSupervisor:
     ) -> None:
         """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
         started now must leave to others. cache_feed: receives the events of the prefix cache."""
-        self.config = config.engine
+        self.config = self._configured = config.engine
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
         self._policy = policy or RestartPolicy()
@@ -491,6 +491,9 @@ class EngineSupervisor:
             self._give_up(message)
             return None
         _LOG.error("engine process %d died: %s; %s", pid, message or "no last words", how)
+        if refused and self.config is not self._configured:
+            _LOG.error("the next start has the configured draft again, not the one that was swapped in")
+            self.config = self._configured
         if delay is None:
             cause = message or how.splitlines()[0]
             self._give_up(f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")

@@ -72,7 +72,7 @@ class SpeculationConfig(Section):
     )
     profile_s: float = Field(3.0, ge=0, le=60, description="time at start to measure costs and drafts; 0: assume them")
     trace_file: UserPath | None = Field(
-        None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
+        None, description="JSON lines of a step's decision and tokens, for replay; former ones become FILE.1 to FILE.3"
     )
     shared_tokens: int = Field(
         262144,

@@ -547,7 +547,9 @@ def echo_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) 
 
 
 def admin(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
-    """Starts with the configuration's draft."""
+    """Starts with the configuration's draft; refuses ``gone``, which can be swapped in."""
+    if config.draft == "gone":
+        raise ModelError("engine.draft: gone cannot be found")
     engine = echo(config, progress)
     engine.swap_draft(config.draft)
     return engine

@@ -110,7 +110,7 @@ class TraceWriter:
                 newer = previous_file(self._path, number - 1)
                 if newer.exists():
                     newer.replace(previous_file(self._path, number))
-        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self._file = open(self._path, "w", encoding="utf-8", opener=_own)  # noqa: SIM115 - closed by `close`
         self._written = 0
         header = {"specdec_trace": VERSION, "controller": self._controller, "continues": continues}
         try:
@@ -126,6 +126,11 @@ class TraceWriter:
         file = cast(TextIO, self._file)
         self._written += file.write(json.dumps(value, separators=(",", ":")) + "\n")
         file.flush()
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, if it is a new one: it holds the tokens of all callers."""
+    return os.open(path, flags, 0o600)
 
 
 def previous_file(path: Path, number: int) -> Path:

@@ -196,10 +196,11 @@ class DrafterBuilder:
         if not is_head(folder):
             return self.model(ref, dtype)
         head = _load_head(self._config, folder, self._target)
-        if not set(head.aux_layers) <= set(self._aux_layers):
+        read = list(head.config.aux_layers)
+        if not set(read) <= set(self._aux_layers):
             kept = f"the inputs of layers {self._aux_layers}" if self._aux_layers else "none"
             raise ConfigError(
-                f"engine.draft_head: {ref} reads the inputs of the target's layers {list(head.aux_layers)}, and this "
+                f"engine.draft_head: {ref} reads the inputs of the target's layers {read}, and this "
                 f"engine keeps {kept}; set it to this head and restart"
             )
         pool = self._pages * kv_page_bytes(head.config.model, draft_kv_dtype(self._config))
@@ -215,7 +216,7 @@ class DrafterBuilder:
             max_rows=self._config.max_step_rows,
             max_positions=self._max_context + PAGE_SIZE,
         )
-        kept, read = self._aux_layers, list(head.aux_layers)
+        kept, read = self._aux_layers, list(head.config.aux_layers)
         width = self._target.config.hidden_size
         columns = [kept.index(at) * width + i for at in read for i in range(width)]
         drafter = HeadDrafter(network, self._sampler, None if read == kept else torch.tensor(columns))
@@ -300,7 +301,7 @@ def assemble(
     if remember:
         grammars.prepare()  # while the rest is built
     head = read_head(config, target)
-    aux_layers = aux_layers or (() if head is None else head.aux_layers)
+    aux_layers = aux_layers or (() if head is None else head.config.aux_layers)
     if config.kv_tokens == 0:
         config = config.model_copy(update={"kv_tokens": platform.kv_tokens(target, len(aux_layers), budget)})
     max_context = context_limit(config, target.config)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bench.workloads.prompts import chat, edits, humaneval
 from bench.workloads.workload import WorkloadUnavailableError
@@ -44,7 +43,7 @@ from specdec.training.texts import (
     given_files,
     given_prompts,
 )
-from specdec.training.trainer import Batch, BatchMaker, Trainer, TrainingRecipe
+from specdec.training.trainer import BatchMaker, Trainer, TrainingRecipe
 from verify_kernels.forward_batch import PAGE_SIZE
 
 
@@ -208,7 +207,9 @@ def train(
     if draft is None:
         target_ids = draft_vocabulary(split.token_counts(info.vocab_size))
         make = BatchMaker(states, target_ids, info.vocab_size, device)
-        student = _new_head(parts.decoder, target_ids, [make([texts[n]], [n]) for n in numbers[:16]])
+        features = torch.cat([make([texts[n]], [n]).features[0] for n in numbers[:16]]).cpu()
+        tables = TargetTables.of(parts.decoder)
+        student = new_head(parts.decoder.config, tables, target_ids, features, TEXT_TOKENS + PAGE_SIZE)
         recipe = TrainingRecipe(plan.passes)
     else:
         student = DraftModel(read_with_transformers(draft.path, torch.float32), plan.rank)
@@ -230,12 +231,6 @@ def train(
     else:
         student.write(plan.out, parts.tokenizer, _draft_card(plan, result))
     note(_summary(plan.out, done, result))
-
-
-def _new_head(decoder: Any, target_ids: NDArray[np.int64], batches: list[Batch]) -> HeadModule:
-    """A head for the target's ``decoder``, scaled by the features in ``batches`` of one text each."""
-    features = torch.cat([batch.features[0] for batch in batches]).cpu()
-    return new_head(decoder.config, TargetTables.of(decoder), target_ids, features, TEXT_TOKENS + PAGE_SIZE)
 
 
 def _summary(folder: Path, done: float, result: TrainingResult) -> str:

@@ -44,6 +44,15 @@ def test_a_restart_keeps_earlier_files(run: Run, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("t.jsonl*"))) == KEPT_FILES + 1
 
 
+def test_only_the_owner_may_read_the_callers_tokens(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for _ in range(2):
+        writer = TraceWriter(path, run[0])
+        writer.write(run[1][0])
+        writer.close()
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.glob("t.jsonl*")] == [0o600, 0o600]
+
+
 def test_starts_without_a_step_keep_earlier_steps(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     for steps in (run[1][:2], *([[]] * (KEPT_FILES + 1)), run[1][2:3]):

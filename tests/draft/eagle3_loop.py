@@ -44,7 +44,7 @@ class Loop:
         self.decoder, self.truth = (
             Decoder(
                 model.config, model.weights, native_backend(), KvPool(model.config, n), max_rows=96, max_logit_rows=96,
-                max_positions=POSITIONS, aux_layers=head.aux_layers,
+                max_positions=POSITIONS, aux_layers=head.config.aux_layers,
             )
             for n in (pages, 8)
         )  # fmt: skip

@@ -75,7 +75,7 @@ def test_every_form_gives_the_same_head(form: str, tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, DRAFT_VOCAB)
     head = load(write_head(tmp_path / "head", head_config(VOCAB, DRAFT_VOCAB), tensors, form))
     check_same(head, tensors)
-    assert head.aux_layers == (2, 4, 5)
+    assert head.config.aux_layers == (2, 4, 5)
     assert head.target_ids is not None
     assert head.target_ids.tolist() == (torch.arange(DRAFT_VOCAB) + tensors["d2t"]).tolist()
 
@@ -107,7 +107,7 @@ def test_vllm_names_and_the_speculators_config(tmp_path: Path) -> None:
     ],
 )
 def test_aux_layers_can_be_named(config: dict[str, Any], aux_layers: tuple[int, ...], tmp_path: Path) -> None:
-    assert load(changed(tmp_path, lambda c, t: c.update(config))).aux_layers == aux_layers
+    assert load(changed(tmp_path, lambda c, t: c.update(config))).config.aux_layers == aux_layers
 
 
 def test_without_an_embedding_the_targets_is_used(tmp_path: Path) -> None:

@@ -191,6 +191,19 @@ async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
         assert await draft_of(stubs) is None
 
 
+async def test_a_draft_that_is_gone_does_not_keep_the_engine_from_a_restart(tmp_path: Path) -> None:
+    async with administered(tmp_path, "old") as (server, stubs):
+        await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="gone"))
+        assert server.client.engine.pid is not None
+        os.kill(server.client.engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while server.client.engine.restarts < 2:
+                await asyncio.sleep(0.01)
+            await server.client.engine.wait_ready()
+        assert await draft_of(stubs) == "old"
+        assert server.client.draft_setting == ("old", None)
+
+
 async def test_while_the_engine_is_not_ready(tmp_path: Path) -> None:
     async with administered(tmp_path, wait=False) as (server, stubs):
         error = await failed(stubs.admin.FlushCache(admin.FlushCacheRequest()))

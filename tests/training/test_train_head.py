@@ -109,7 +109,7 @@ def test_a_target_of_few_layers_gets_a_head(layers: int, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     shape, embed = HFSource(target).config, torch.ones(VOCAB_SIZE, 64)
     head = load_head(tmp_path / "out", dtype="fp32", target=shape, target_embed=embed)
-    assert len(head.aux_layers) == 3
+    assert len(head.config.aux_layers) == 3
 
 
 def test_no_time_for_training_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ class AdminServiceServicer:
         """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
         tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
         fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
-        An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
-        states of all layers that the new one reads.
+        An engine that restarts loads the new model, or the configured one if it refuses the new one. A head needs an
+        engine that was started with a head and keeps the states of all layers that the new one reads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

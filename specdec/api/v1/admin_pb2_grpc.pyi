@@ -45,8 +45,8 @@ class AdminServiceStub:
     """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
     tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
     fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
-    An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
-    states of all layers that the new one reads.
+    An engine that restarts loads the new model, or the configured one if it refuses the new one. A head needs an
+    engine that was started with a head and keeps the states of all layers that the new one reads.
     """
 
 @_typing.type_check_only
@@ -66,8 +66,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
     tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
     fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
-    An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
-    states of all layers that the new one reads.
+    An engine that restarts loads the new model, or the configured one if it refuses the new one. A head needs an
+    engine that was started with a head and keeps the states of all layers that the new one reads.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -102,8 +102,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Replaces the draft model or the feature head, or removes the draft model. Running requests continue, and their
         tokens do not change. The new model is loaded before the old one is freed, so memory must hold both. If loading
         fails, the old model stays and the call ends with FAILED_PRECONDITION. Cancelling the call does not stop the swap.
-        An engine that restarts loads the new model. A head needs an engine that was started with a head and keeps the
-        states of all layers that the new one reads.
+        An engine that restarts loads the new model, or the configured one if it refuses the new one. A head needs an
+        engine that was started with a head and keeps the states of all layers that the new one reads.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
