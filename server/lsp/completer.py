@@ -127,7 +127,7 @@ class Completer:
 
     async def _read_ahead(self, document: OpenDocument) -> None:
         await asyncio.sleep(PAUSE_S)
-        request = self._request_at(document, document.touched, None)
+        request = self._request(document, document.touched)
         await self._link.read_ahead(dataclasses.replace(request, read_ahead=True))
 
     async def complete(self, params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
@@ -143,7 +143,8 @@ class Completer:
             return []
         self.stop_reading()
         self._latest += 1
-        turn, request = self._latest, self._request(document, params)
+        place = document.completed_at(params.position)
+        turn, request = self._latest, self._request(document, place, params.context.selected_completion_info)
         if not invoked and self.settings.debounce_ms:
             await asyncio.sleep(self.settings.debounce_ms / 1e3)
             if turn != self._latest or document.revision != request.revision:
@@ -199,17 +200,13 @@ class Completer:
             return False
         return document.language not in self.settings.disabled_languages and not secret(document.name, self.settings)
 
-    def _request(self, document: OpenDocument, params: types.InlineCompletionParams) -> SuggestionRequest:
-        menu, selected = params.context.selected_completion_info, None
-        place = document.completed_at(params.position)
+    def _request(
+        self, document: OpenDocument, place: int, menu: types.SelectedCompletionInfo | None = None
+    ) -> SuggestionRequest:
+        selected = None
         if menu is not None:
             start = document.place(menu.range.start)
             selected = (start, max(start, document.place(menu.range.end)), menu.text)
-        return self._request_at(document, place, selected)
-
-    def _request_at(
-        self, document: OpenDocument, place: int, selected: tuple[int, int, str] | None
-    ) -> SuggestionRequest:
         extra = tuple(self._documents.beside(document, self.settings))
         return SuggestionRequest(
             document, document.revision, place, selected, extra, self._documents.project.repository_of(document.uri)

@@ -352,13 +352,15 @@ class SessionLink:
     def start(self) -> None:
         """Connect, and reconnect after failures."""
         if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(self._ending), name="lsp-session-link")
+            self._keeping = asyncio.create_task(self._keep(), name="lsp-session-link")
 
     def stop(self) -> None:
         """End the session; it can be started again."""
         if self._keeping is not None:
             self._ending, self._keeping, self._trouble = self._keeping, None, ""
             self._ending.cancel()
+            self.reconnect()
+            self._ready, self._live, self._client, self._serving = False, None, None, None
 
     async def close(self) -> None:
         """End the session, and wait for its end."""
@@ -473,25 +475,24 @@ class SessionLink:
         with contextlib.suppress(CallError):  # only statistics are lost
             await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self._settings.cache_salt)
 
-    async def _keep(self, former: asyncio.Task[None] | None) -> None:
-        if former is not None:
-            await asyncio.wait([former])
+    async def _keep(self) -> None:
         failures = 0
         while True:
             self._poked.clear()
-            self._serving = asyncio.create_task(self._serve(), name="lsp-session")
+            serving = self._serving = asyncio.create_task(self._serve(), name="lsp-session")
             error: CallError | None = None
             try:
-                await asyncio.wait([self._serving])
-                if not self._serving.cancelled():
-                    found = self._serving.exception()
+                await asyncio.wait([serving])
+                if not serving.cancelled():
+                    found = serving.exception()
                     if found is not None and not isinstance(found, CallError):
                         raise found
                     error = found
             finally:
-                self._serving.cancel()
-                await asyncio.wait([self._serving])
-                was_ready, self._ready, self._live, self._client = self._ready, False, None, None
+                serving.cancel()
+                await asyncio.wait([serving])
+                if self._serving is serving:  # else it was stopped, and a new start may have a session already
+                    was_ready, self._ready, self._live, self._client = self._ready, False, None, None
             failures = 0 if was_ready else failures + 1
             self._trouble = str(error) if error is not None else "the specdec server ended the session"
             self._notices.state(LinkState.AWAY, self._trouble)

@@ -70,25 +70,14 @@ class StoredBlocks:
 class Checkpoint(Protocol):
     """Where a model's tensors and tokenizer are read from."""
 
-    @property
-    def name(self) -> str:
-        """The model's name in messages and cache files."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """The file or folder; for a model without one, a name in its place."""
-        ...
-
-    @property
-    def place(self) -> Path:
-        """The same path for all versions of the model: packed weights replace those of another version."""
-        ...
-
-    @property
-    def keeps_packed(self) -> bool:
-        """Whether packed weights are cached on disk, so that the next load is faster."""
-        ...
+    name: str
+    """The model's name in messages and cache files."""
+    path: Path
+    """The file or folder; for a model without one, a name in its place."""
+    place: Path
+    """The same path for all versions of the model: packed weights replace those of another version."""
+    keeps_packed: bool
+    """Whether packed weights are cached on disk, so that the next load is faster."""
 
     def fingerprint(self) -> str:
         """SHA-256 over what identifies the content without reading all of it (names, sizes, times, headers)."""

@@ -226,7 +226,6 @@ class DeviceTypes:
         return DeviceTypes(name, rows, fp8=dtype == "fp8", int4=dtype != "fp8")
 
 
-DeviceWeights = ModelWeights[DeviceLinear]
 DeviceModel = LoadedModel[DeviceLinear]
 
 
@@ -323,7 +322,7 @@ class WeightsReader:
         self._scratch = self._make_scratch(max_rows)
         self._done = 0
 
-    def read(self) -> DeviceWeights:
+    def read(self) -> ModelWeights[DeviceLinear]:
         """All weights.
 
         Raises:

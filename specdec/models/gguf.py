@@ -45,7 +45,6 @@ class GGUFTensor:
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9  # type codes of metadata values, as those above
-MAX_ITEMS = MAX_MERGES  # of a metadata array; the longest are a tokenizer's merges
 _LENGTH = struct.Struct("<Q")
 _TYPES = GGMLQuantizationType
 _BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
@@ -189,7 +188,7 @@ class GGUFFile:
         if kind != _ARRAY:
             raise ModelError(f"{self.path}: metadata of the unknown type {kind}; the file is corrupt")
         item, count = self._scalar("I"), self._scalar("Q")
-        if count > MAX_ITEMS:
+        if count > MAX_MERGES:  # a tokenizer's merges are the longest array
             raise ModelError(f"{self.path}: a metadata array of {count} items; the file is corrupt")
         if item == _STRING:
             return self._strings(count)

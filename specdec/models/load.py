@@ -66,10 +66,9 @@ def load_model(
     if cut is not None:
         checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
-    found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
+    found = _cached(cache, checkpoint.name, dtype, progress)
     config, buffer, bits = found or _packed(cache, checkpoint, dtype, progress, packing)
     tokenizer = checked_tokenizer(checkpoint, config, cache_dir, like)
-    check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
 
 
@@ -92,6 +91,7 @@ def _packed(
     packing: BlockPacking | None,
 ) -> tuple[ModelConfig, WeightsBuffer, str]:
     source = checkpoint.open()
+    check_heads(checkpoint.name, source.config)  # before the minutes that packing takes
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
     buffer = pack_model(source, dtype, progress, packing)
     if checkpoint.keeps_packed:

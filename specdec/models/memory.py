@@ -74,10 +74,9 @@ def measure_model(
     checkpoint = resolve(ref, cache_dir, progress or silent)
     if cut is not None:
         checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
-    if checkpoint.keeps_packed:
-        packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
-        if packed is not None:
-            return _size(checkpoint.name, packed.config, packed.layout)
+    packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
+    if packed is not None:
+        return _size(checkpoint.name, packed.config, packed.layout)
     source = checkpoint.open()
     check_shapes(source)
     return _size(checkpoint.name, source.config, plan_layout(source, dtype))

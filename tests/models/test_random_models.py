@@ -68,8 +68,8 @@ def test_two_loads_are_equal_and_write_no_file(dtype: Any, tmp_path: Path) -> No
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_fingerprints_distinguish_shapes_and_seeds() -> None:
-    made = [RandomCheckpoint(f"random:{shape}") for shape in RANDOM_SHAPES] + [RandomCheckpoint("random:tiny", seed=1)]
+def test_fingerprints_distinguish_shapes() -> None:
+    made = [RandomCheckpoint(f"random:{shape}") for shape in RANDOM_SHAPES]
     assert len({checkpoint.fingerprint() for checkpoint in made}) == len(made)
 
 

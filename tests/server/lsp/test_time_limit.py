@@ -89,3 +89,46 @@ async def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> Non
             assert not reconnected.is_set()
         else:
             await asyncio.wait_for(reconnected.wait(), 10)
+
+
+class SlowToClose:
+    """A client that never sets up its session, and takes a while to close."""
+
+    async def __aenter__(self) -> SlowToClose:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await asyncio.sleep(0.05)
+
+    @property
+    def completion(self) -> SlowToClose:
+        return self
+
+    def session(self) -> SlowToClose:
+        return self
+
+    async def send(self, message: object) -> None:
+        pass
+
+    def __aiter__(self) -> SlowToClose:
+        return self
+
+    async def __anext__(self) -> object:
+        return await asyncio.Event().wait()
+
+
+async def test_a_session_that_still_ends_does_not_take_down_a_later_one() -> None:
+    made: Any = SlowToClose
+    link = SessionLink(made, Settings(), Notices(lambda text: None, lambda *args: None))
+    link.start()
+    await asyncio.sleep(0)
+    for _ in range(2):  # the user switches suggestions off and on, twice
+        link.stop()
+        assert (link._live, link._client) == (None, None)
+        link.start()
+        await asyncio.sleep(0.01)
+    live = link._live
+    assert live is not None
+    await asyncio.sleep(0.2)
+    assert link._live is live
+    await link.close()

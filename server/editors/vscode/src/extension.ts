@@ -76,6 +76,11 @@ function begin(bar: StatusBar, suggestions: Suggestions): void {
     revealOutputChannelOn: RevealOutputChannelOn.Never, // a request that fails is no message to the user, at every key
   });
   fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
+  fresh.onDidChangeState(({ newState }) => {
+    if (client === fresh && newState === State.Stopped) {
+      bar.show({ state: "away", message: "the language server has ended", model: "", nextEdits: "" });
+    }
+  });
   client = fresh;
   fresh.start().catch((error) => {
     if (client === fresh) {

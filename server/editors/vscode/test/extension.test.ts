@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { activate, deactivate } from "../src/extension.js";
 import { State, clients } from "./fake_client.js";
-import { commands, configured } from "./fake_vscode.js";
+import { bars, commands, configured } from "./fake_vscode.js";
 
 const turn = () => new Promise(setImmediate);
 const states = () => clients.map((client) => client.state);
@@ -50,6 +50,21 @@ test("restarts at the same time leave one server", async () => {
   }
   await Promise.all(restarts);
   assert.deepEqual(states(), [State.Stopped, State.Stopped, State.Running]);
+  await deactivate();
+});
+
+test("the status bar says that the server has ended, unless it is replaced", async () => {
+  await active();
+  const bar = bars.at(-1);
+  clients[0]?.ready();
+  await restart();
+  await turn();
+  clients[0]?.crash();
+  assert.equal(clients.length, 2);
+  assert.doesNotMatch(String(bar?.tooltip), /has ended/);
+  clients[1]?.ready();
+  clients[1]?.crash();
+  assert.match(String(bar?.tooltip), /the language server has ended/);
   await deactivate();
 });
 

@@ -7,6 +7,7 @@ export class LanguageClient {
   state = State.Stopped;
   disposed = false;
   ready: () => void = () => undefined; // the server answers
+  crash: () => void = () => undefined; // the server ends
   private started: Promise<void> | undefined;
 
   constructor(_id: string, _name: string, _server: object, readonly options: { initializationOptions: () => object }) {
@@ -38,4 +39,11 @@ export class LanguageClient {
   }
 
   onNotification(): void {}
+
+  onDidChangeState(listener: (change: { newState: number }) => void): void {
+    this.crash = () => {
+      this.state = State.Stopped;
+      listener({ newState: State.Stopped });
+    };
+  }
 }
