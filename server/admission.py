@@ -252,8 +252,10 @@ Submit = Callable[[Principal, Request, str], RequestStream]
 class ExperimentTraffic(Protocol):
     """Running experiments, which may give a request the options of its arms."""
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
-        """Submit ``request`` with the options of its arms; raises as ``submit``."""
+    def admit(
+        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, begun: bool = False
+    ) -> RequestStream:
+        """Submit ``request`` with the options of its arms; raises as ``submit``. begun: as in `Admission.admit`."""
 
 
 class EngineClientProtocol(Protocol):
@@ -347,7 +349,7 @@ class Admission:
         """
         through = partial(self._admit, begun=begun)
         if self.experiments is not None:
-            return self.experiments.admit(principal, request, supersedes_key, through)
+            return self.experiments.admit(principal, request, supersedes_key, through, begun=begun)
         return through(principal, request, supersedes_key)
 
     def _admit(

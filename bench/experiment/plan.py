@@ -125,6 +125,10 @@ def _load_problems(load: Load, folder: Path) -> Iterator[Problem]:
         yield ("load", "workload"), f"no workload {load.workload!r}; there are {', '.join(SERVE_WORKLOADS)}"
     if load.trace is not None and not (folder / load.trace).is_file():
         yield ("load", "trace"), f"{folder / load.trace} is not a file; of captures, `cat FOLDER/*.jsonl` makes one"
+    if load.trace is not None:
+        for name in ("max_tokens", "fixed_length"):
+            if getattr(load, name):
+                yield ("load", name), "has no effect on a trace; set `max_tokens` and `fixed` in its lines"
 
 
 class ArmServer(NamedTuple):
@@ -169,6 +173,8 @@ async def open_arm(name: str, request: ArmRequest, side: ArmServer, temperature:
         ExperimentError: the server does not answer, or the URL is invalid; names the source.
     """
     try:
+        if request.body and ServerUrl.read(side.url).protocol == "grpc":
+            raise ConfigError("the arm's `body` is for http:// URLs; leave it out, or give one")
         endpoint, found = await connect(
             side.url, side.credentials, request.options, request.fields, model=side.model, temperature=temperature,
             with_ids=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
     folder = ExperimentFolder(path)
     with folder.locked():
         found, attempt, log = _same(folder, manifest), folder.runs, folder.log()
-        with RecordWriter(path) as writer:
+        with closing(RecordWriter(path)) as writer:
             yield RunFolder(path, found, log, attempt, writer)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from server.frame_files import FrameFiles, FrameWriter
@@ -124,13 +124,8 @@ def make_record(
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(Record))
 """The order of a record's values in a file."""
 
-_values = attrgetter(*RECORD_FIELDS)
-
-
-def to_row(record: Record) -> tuple[Any, ...]:
-    """The record's values in the order of `RECORD_FIELDS`."""
-    row: tuple[Any, ...] = _values(record)
-    return row
+to_row = attrgetter(*RECORD_FIELDS)
+"""The record's values in that order."""
 
 
 def from_row(names: tuple[str, ...], row: list[Any]) -> Record:
@@ -228,12 +223,6 @@ class RecordWriter:
 
     def _begin_file(self) -> None:
         self._writer.begin_file(self._writer.frame(RECORD_FIELDS))
-
-    def __enter__(self) -> RecordWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 @dataclass

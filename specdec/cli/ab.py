@@ -246,7 +246,9 @@ def status_command(name: str | None, report: Path | None, server: str, model: st
     experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, model, report is not None))
     _show_status(experiment)
     click.echo(text)
-    if report is not None and page:
+    if report is not None:
+        if not page:
+            raise click.ClickException(f"--report: {report} is not written, because there is no result yet")
         report.write_text(page, encoding="utf-8")
         click.echo(f"report: {report}")
 

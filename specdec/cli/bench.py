@@ -14,6 +14,7 @@ from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import FETCHED_NAMES, SINGLE_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
+    choices_option,
     count_option,
     json_option,
     number_option,
@@ -45,10 +46,7 @@ def _drafts_fields(command: Command) -> Command:
 @_drafts_fields
 @click.option("--head", "heads", multiple=True, metavar="FOLDER", help="An EAGLE-3 head; may be repeated.")
 @click.option("--draft", "drafts", multiple=True, metavar="MODEL", help="A draft model; may be repeated.")
-@click.option(
-    "--workload", "names", type=click.Choice(SINGLE_NAMES + FETCHED_NAMES), multiple=True,
-    default=("mixed",), show_default=True, help="May be repeated.",
-)  # fmt: skip
+@choices_option("--workload", "names", of=SINGLE_NAMES + FETCHED_NAMES, default=("mixed",), help="May be repeated.")
 @click.option(
     "--prompts-file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Your own prompts instead: JSON lines as for `specdec replay`, with `prompt` or `messages`, and `max_tokens`.",
@@ -96,10 +94,9 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 
 @click.command("engine")
 @engine_options
-@click.option(
-    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + FETCHED_NAMES), multiple=True,
-    help="May be repeated; default: all but next_edit.",
-)  # fmt: skip
+@choices_option(
+    "--workload", "workloads", of=WORKLOAD_NAMES + FETCHED_NAMES, help="May be repeated; default: all but next_edit."
+)
 @count_option("--prompts", default=8, help="Per workload.")
 @click.option(
     "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Requests at once of `concurrent/...`."
@@ -162,13 +159,8 @@ _DEFAULT = EngineConfig()
 @click.command("peers")
 @click.option("--target", default=_DEFAULT.target, show_default=True, help="A .gguf file or a catalogue name.")
 @click.option("--draft", help="Draft model, for specdec and llama.cpp.")
-@click.option(
-    "--engine", "engines", type=click.Choice(ENGINES), multiple=True, help="May be repeated; default: all of them."
-)
-@click.option(
-    "--workload", "workloads", type=click.Choice(PEER_WORKLOADS), multiple=True,
-    help="May be repeated; default: all of them.",
-)  # fmt: skip
+@choices_option("--engine", "engines", of=ENGINES, help="May be repeated; default: all of them.")
+@choices_option("--workload", "workloads", of=PEER_WORKLOADS, help="May be repeated; default: all of them.")
 @count_option("--prompts", default=4, help="Per workload.")
 @count_option("--max-tokens", default=64, least=2, help="Length of an answer.")
 @count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")

@@ -27,6 +27,14 @@ def number_option(*names: str, default: float, help: str, least: float = 0) -> D
     return click.option(*names, type=FiniteRange(least, 10**9), default=default, show_default=True, help=help)
 
 
+def choices_option(*names: str, of: Sequence[str], help: str, default: Sequence[str] = ()) -> Decorator:
+    """An option that may be repeated. What it names twice counts once."""
+    return click.option(
+        *names, type=click.Choice(of), multiple=True, default=default or None, show_default=bool(default), help=help,
+        callback=lambda context, option, values: tuple(dict.fromkeys(values)),
+    )  # fmt: skip
+
+
 def progress_line(console: Console | None = None) -> Callable[[str], None]:
     """Prints each message, dimmed, to ``console``, by default standard error."""
     from rich.console import Console

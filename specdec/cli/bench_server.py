@@ -9,6 +9,7 @@ import click
 
 from bench.workloads import EDIT_ROADS
 from specdec.cli.bench_output import (
+    choices_option,
     count_option,
     json_option,
     number_option,
@@ -24,7 +25,7 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
 
 @click.command("frontend")
-@click.option("--face", "protocols", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
+@choices_option("--face", "protocols", of=("grpc", "http"), help="Default: both.")
 @count_option("--requests", default=60, least=4, help="Requests of the first part, one at a time.")
 @count_option("--streams", default=64, help="Concurrent streams of the second part.")
 @number_option("--seconds", default=10.0, least=2, help="Duration of the second part.")
@@ -83,8 +84,8 @@ def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | 
 @click.command("edits")
 @engine_options
 @count_option("--prompts", default=20, help="Edits, at most 29.")
-@click.option(
-    "--road", "roads", type=click.Choice(EDIT_ROADS), multiple=True,
+@choices_option(
+    "--road", "roads", of=EDIT_ROADS,
     help="May be repeated; default: all. llama.cpp gets PredictEdit's prompts; `make peers` installs it.",
 )  # fmt: skip
 @json_option

@@ -99,16 +99,10 @@ def slip_ms(selection: Selection) -> float | None:
 _NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, whatever their ratio
 
 
-def check_guardrails(
-    selection: Selection, config: ExperimentConfig, rng: np.random.Generator
-) -> tuple[GuardrailResult, ...]:
-    """Check each of the plan's guardrails that can be checked, at the plan's level."""
-    return tuple(_check(guardrail, selection, config, rng) for guardrail in config.checked_guardrails)
-
-
-def _check(
+def check_guardrail(
     guardrail: Guardrail, selection: Selection, config: ExperimentConfig, rng: np.random.Generator
 ) -> GuardrailResult:
+    """Check a guardrail at the plan's level."""
     target = guardrail.target
     if target is None:
         failed = selection.failures()
@@ -222,26 +216,20 @@ def decide(
     difference: a certain difference below ``min_effect`` does not matter.
     """
     if invalid:
-        return Verdict(
-            kind="invalid",
-            headline="Invalid: " + invalid[0] + ".",
-            reasons=tuple(f"And {reason}." for reason in invalid[1:]),
-        )
+        others = tuple(f"And {reason}." for reason in invalid[1:])
+        return Verdict(kind="invalid", headline=f"Invalid: {invalid[0]}.", reasons=others)
     interval = ratio(alpha)
-    effect = _effect(primary, interval, alpha)
-    broken = [g for g in guardrails if g.state == "broken"]
-    reasons = [effect, *(_explain(guardrail) for guardrail in guardrails if guardrail.state != "held")]
-    if broken:
-        names = ", ".join(g.label for g in broken)
-        headline = f"Worse: the treatment breaks the guardrail {names}."
-        return Verdict(kind="worse", headline=headline, reasons=tuple(reasons))
-    if primary.units < min_units:
+    reasons = (_effect(primary, interval, alpha), *(_explain(each) for each in guardrails if each.state != "held"))
+    kind: VerdictKind
+    if broken := ", ".join(each.label for each in guardrails if each.state == "broken"):
+        kind, headline = "worse", f"Worse: the treatment breaks the guardrail {broken}."
+    elif primary.units < min_units:
+        kind = "undecided"
         headline = f"Undecided: {primary.units} units are too few; at least {min_units} are needed."
-        return Verdict(kind="undecided", headline=headline, reasons=tuple(reasons))
-    kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
-    return Verdict(
-        kind=kind, headline=_headline(kind, primary, interval, min_effect, alpha, arm), reasons=tuple(reasons)
-    )
+    else:
+        kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
+        headline = _headline(kind, primary, interval, min_effect, alpha, arm)
+    return Verdict(kind=kind, headline=headline, reasons=reasons)
 
 
 def _kind(
@@ -340,33 +328,25 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     secondary = [compare_target(selection, target, one_look, rng).result for target in config.secondary]
     adjusted = holm([target.p_value for target in secondary])
     table, curves = _table(selection, config, rng)
-    guardrails = check_guardrails(selection, config, rng)
+    guardrails = tuple(check_guardrail(each, selection, config, rng) for each in config.checked_guardrails)
     outputs = compare_outputs(selection)
     # As many first requests of each arm are excluded, whatever the weights: the shares are those before.
     shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
-    verdict = decide(
-        primary,
-        ratio,
-        config.primary.min_effect,
-        stopping.alpha,
-        stopping.min_units,
-        problems,
-        guardrails,
-        list(config.arms)[1],
-    )
+    min_effect, alpha, treatment = config.primary.min_effect, stopping.alpha, config.treatment
+    verdict = decide(primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment)
     first, second = (_arm(selection, config, index) for index in (0, 1))
     return Result(
         name=config.name,
         mode=config.assignment.mode,
         rule=stopping.rule,
-        alpha=stopping.alpha,
-        min_effect=config.primary.min_effect,
+        alpha=alpha,
+        min_effect=min_effect,
         started=manifest.started,
         facts=manifest.facts,
         verdict=verdict,
         primary=primary,
-        decided_by=bounds(ratio(stopping.alpha)),
+        decided_by=bounds(ratio(alpha)),
         secondary=tuple(t.model_copy(update={"p_adjusted": p}) for t, p in zip(secondary, adjusted, strict=True)),
         table=table,
         guardrails=guardrails,

@@ -117,11 +117,6 @@ class Compared(NamedTuple):
     ratio: Ratio
 
 
-def draws_for(sample: TwoArmSample) -> int:
-    """The number of bootstrap draws: 2000, fewer for samples so large that it would take minutes."""
-    return max(1000, min(2000, _WORK // max(1, sum(sample.sizes))))
-
-
 def compare_target(
     selection: Selection, target: MetricTarget, stopping: Stopping, rng: np.random.Generator
 ) -> Compared:
@@ -157,7 +152,8 @@ def quantiles_of(
     """Several quantiles from the same draws, their sample, and the number of consecutive units merged into one."""
     sample = selection.sample(metric)
     merged = max(sample_block_length(sample, p) for p in {0.5, at[0]})
-    return sample, compare_quantiles(sample.merged(merged), at, draws_for(sample), rng), merged
+    draws = max(1000, min(2000, _WORK // max(1, sum(sample.sizes))))  # fewer where it would take minutes
+    return sample, compare_quantiles(sample.merged(merged), at, draws, rng), merged
 
 
 def quantile_result(

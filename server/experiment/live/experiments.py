@@ -7,9 +7,10 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from server.admission import Admission
@@ -146,7 +147,7 @@ class Experiments:
         await self._start(text, source)
 
     async def start(self, text: str, source: str = "plan") -> ExperimentStatus:
-        """Start the experiment that ``text`` describes, or resume it.
+        """Start the experiment that ``text`` describes, or resume it. A caller that is cancelled does not interrupt it.
 
         Raises:
             ExperimentsOffError: no folder for records is configured.
@@ -157,6 +158,9 @@ class Experiments:
         """
         if self._config.folder is None:
             raise ExperimentsOffError
+        return await asyncio.shield(self._start_alone(text, source))
+
+    async def _start_alone(self, text: str, source: str) -> ExperimentStatus:
         async with self._changing:
             return await self._start(text, source)
 
@@ -304,8 +308,8 @@ class Experiments:
         self._changed()
         running.start()
         if left_s is not None:
-            end = self._when_over(name)
-            self._timers[name] = asyncio.get_running_loop().call_later(left_s, end, "finished", _TIME_OVER)
+            loop = asyncio.get_running_loop()
+            self._timers[name] = loop.call_later(left_s, self._begin_end, name, "finished", _TIME_OVER)
         for warning in plan.warnings:
             _LOG.warning("experiment %s: %s", name, warning)
         _LOG.info("experiment %s runs, with %d earlier records", name, sum(written.values()))
@@ -315,7 +319,7 @@ class Experiments:
         self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], ran_s: float, *, fresh: bool
     ) -> RunningExperiment:
         """Open the record file and note the state; a failure leaves no thread, descriptor or file."""
-        over = self._when_over(plan.config.name)
+        over = partial(self._begin_end, plan.config.name)
         running: RunningExperiment | None = None
         try:
             running = RunningExperiment(
@@ -331,30 +335,17 @@ class Experiments:
             raise
         return running
 
-    def _when_over(self, name: str) -> Callable[[State, str], None]:
-        """A callback that ends the experiment from any thread."""
-        loop = asyncio.get_running_loop()
-
-        def over(state: State, reason: str) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._begin_end, name, state, reason)
-
-        return over
-
     def _begin_end(self, name: str, state: State, reason: str) -> asyncio.Task[None]:
-        """End the experiment in a task of its own, which only `close` cancels."""
-        self._note_end(name, state, reason)
-        task = asyncio.create_task(self._end(name), name="experiment-end")
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-        return task
-
-    def _note_end(self, name: str, state: State, reason: str) -> None:
-        """Keep the state for `_save`, which `close` also calls if it cancels `_end`."""
+        """End the experiment in a task of its own, which only `close` cancels. Keeps the state for `_save`, which
+        `close` also calls if it cancels the task."""
         running = self._running.get(name)
         if running is not None:
             ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records, ran_s=running.ran_s)
             self._unsaved.setdefault(name, ended)
+        task = asyncio.create_task(self._end(name), name="experiment-end")
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     async def _end(self, name: str) -> None:
         async with self._changing:

@@ -22,7 +22,7 @@ from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
-from specdec.errors import DuplicateRequestError, InvalidRequestError, RequestError
+from specdec.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX, NO_PRIORITY = (
 class RunningExperiment:
     """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    written: records of earlier runs, by arm; ran_s: seconds that these took. on_over: called once, from any thread,
-    with state and reason when the experiment must end.
+    written: records of earlier runs, by arm; ran_s: seconds that these took. on_over: called once, with
+    state and reason, when the experiment must end.
 
     Raises:
         OSError: the folder cannot be written.
@@ -75,7 +75,7 @@ class RunningExperiment:
         clock: RunClock,
         written: Mapping[str, int],
         ran_s: float,
-        on_over: Callable[[State, str], None],
+        on_over: Callable[[State, str], object],
         file_errors: FileErrors,
     ) -> None:
         self.plan = plan
@@ -136,9 +136,10 @@ class RunningExperiment:
         now_s = time.monotonic()
         self._write(part.choice.arm, lambda: refused_record(part, error, self._clock, now_s))
 
-    def ended(self, part: Participation, seen: RequestRecord) -> None:
-        """The request has ended."""
-        self._write(part.choice.arm, lambda: record_of(part, seen, self._clock))
+    def ended(self, part: Participation, begun: bool, seen: RequestRecord) -> None:
+        """The request has ended, or the engine has refused it."""
+        if not _is_retried(seen.error, begun):
+            self._write(part.choice.arm, lambda: record_of(part, seen, self._clock))
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
@@ -203,7 +204,12 @@ def limit_reached(limit: int) -> str:
 
 
 # Refusals that depend on the caller, not on the arm
-_CALLERS_OWN = (RateLimitedError, DuplicateRequestError)
+_CALLERS_OWN = (RateLimitedError, DuplicateRequestError, InvalidRequestError)
+
+
+def _is_retried(error: RequestError | None, begun: bool) -> bool:
+    """Whether the call asks again for a request that ended with ``error``, when another one of it has ended."""
+    return begun and isinstance(error, QueueFullError)
 
 
 class LiveTraffic:
@@ -212,8 +218,10 @@ class LiveTraffic:
     def __init__(self, running: Sequence[RunningExperiment]) -> None:
         self._running = tuple(running)
 
-    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> RequestStream:
-        """Submit ``request`` with the options of its arms; raises as ``submit``.
+    def admit(
+        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, begun: bool = False
+    ) -> RequestStream:
+        """Submit ``request`` with the options of its arms; raises as ``submit``. begun: as in `Admission.admit`.
 
         Raises:
             InvalidRequestError: the caller requests an arm that does not exist or is not allowed.
@@ -229,29 +237,18 @@ class LiveTraffic:
                 parts.append((experiment, part))
         if not parts:
             return submit(principal, request, supersedes_key)
-        return self._submit(principal, request, supersedes_key, submit, parts, call)
-
-    def _submit(
-        self,
-        principal: Principal,
-        request: Request,
-        supersedes_key: str,
-        submit: Submit,
-        parts: Sequence[tuple[RunningExperiment, Participation]],
-        call: CallRecord | None,
-    ) -> RequestStream:
         changed = request
         for experiment, part in parts:
             changed = experiment.put(part, changed)
         try:
             stream = submit(principal, changed, supersedes_key)
         except RequestError as error:
-            if not isinstance(error, _CALLERS_OWN):
+            if not isinstance(error, _CALLERS_OWN) and not _is_retried(error, begun):
                 for experiment, part in parts:
                     experiment.refused(part, error)
             raise
         if stream.record is not None:
-            stream.record.when_ended += tuple(partial(experiment.ended, part) for experiment, part in parts)
+            stream.record.when_ended += tuple(partial(experiment.ended, part, begun) for experiment, part in parts)
         if call is not None and not call.many:
             assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = append_arms(call.arm, assigned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ class TestTakenUp:
         with pytest.raises(ExceptionGroup):
             play(folder, plan(warmup_requests=1), a, b)
         if alone:
-            with RecordWriter(folder) as writer:
+            with closing(RecordWriter(folder)) as writer:
                 writer.write(Record(f"{pairs:06}/off", "off", 1e6, end=1e6 + 1, pair=f"{pairs:06}", token_hash=b"x"))
         return a, b
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.plan import read_arm, read_plan
+from bench.experiment.plan import ArmServer, open_arm, read_arm, read_plan
 from server.experiment.config import parse_config
 from server.experiment.live.plan import make_plan
 from server.experiment.records import ExperimentError
@@ -97,6 +97,21 @@ def test_what_can_not_be_run(tmp_path: Path, old: str, new: str, problem: str) -
     with pytest.raises(ExperimentError, match=problem) as caught:
         read_plan(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["max_tokens: 8", "fixed_length: true"])
+def test_bug_a_load_says_what_has_no_effect_on_a_trace(tmp_path: Path, field: str) -> None:
+    (tmp_path / "t.jsonl").write_text("{}")
+    text = GOOD.replace("workload: chat", f"trace: t.jsonl, {field}")
+    with pytest.raises(ExperimentError, match=f"line 8: load.{field.partition(':')[0]}: has no effect on a trace"):
+        read_plan(write(tmp_path, text))
+
+
+async def test_bug_a_body_is_refused_over_grpc() -> None:
+    side = ArmServer("grpc://127.0.0.1:1", "--url", "")
+    with pytest.raises(ExperimentError, match=r"--url \(arm 'a'\): .* `body` is for http:// URLs"):
+        async with open_arm("a", read_arm({"body": {"vendor": 1}})[0], side, 0.0):
+            pass
 
 
 def test_a_plan_for_a_running_server_is_not_asked_for_a_load(tmp_path: Path) -> None:

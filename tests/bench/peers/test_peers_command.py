@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import peers_session
-from bench.peers.peer import PeerError
+from bench.peers import ENGINES, PEER_WORKLOADS, peers_session
+from bench.peers.peer import PeerError, PeersPlan
 from bench.peers.peer_process import HttpPeer
+from bench.peers.peers_report import PeersRun
 from specdec.cli.main import cli
 from tests.bench.peers.peers import asks_in, server
 
@@ -47,6 +48,23 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(peers_session, "MAKERS", {"specdec": peers, "llama.cpp": _absent, "vllm": _absent})
     return tmp_path
+
+
+def test_bug_what_is_named_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[PeersPlan] = []
+
+    async def run(plan: PeersPlan) -> PeersRun:
+        plans.append(plan)
+        return PeersRun()
+
+    monkeypatch.setattr("specdec.cli.bench._run", run)
+    words = ["--workload", "fim", "--workload", "chat", "--workload", "fim", "--engine", "vllm", "--engine", "vllm"]
+    invoke(*words)
+    invoke()
+    assert [(plan.workloads, plan.engines) for plan in plans] == [
+        (("fim", "chat"), ("vllm",)),
+        (PEER_WORKLOADS, ENGINES),
+    ]
 
 
 @pytest.mark.model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from server.experiment.analysis.analyse import check_guardrails
+from server.experiment.analysis.analyse import check_guardrail
 from server.experiment.analysis.compare import compare_target, select
 from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
@@ -102,7 +102,8 @@ def test_sessions_that_fail_as_a_whole_break_no_guardrail(rule: str) -> None:
             for i in range(80)
         ]
         records = [replace(r, status="FAILED") if lost[int(r.key)] else r for r in records]
-        (found,) = check_guardrails(select(plan.config, records), plan.config, rng)
+        (guardrail,) = plan.config.guardrails
+        found = check_guardrail(guardrail, select(plan.config, records), plan.config, rng)
         broken += found.state == "broken"
     assert broken <= most(30, plan.config.stopping.alpha / 2)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ RECORDS = st.builds(
 
 
 def _write(folder: Path, records: list[Record], max_bytes: int = 1 << 30) -> None:
-    with RecordWriter(folder, max_bytes) as writer:
+    with closing(RecordWriter(folder, max_bytes)) as writer:
         for record in records:
             writer.write(record)
 
@@ -78,7 +79,7 @@ def test_a_cut_or_altered_file_yields_every_record_before_the_damage(
     folder = tmp_path_factory.mktemp("log")
     records = [Record(f"r{i}", "a", float(i), accepted=(i, 2), token_hash=bytes([i])) for i in range(8)]
     ends = []
-    with RecordWriter(folder) as writer:
+    with closing(RecordWriter(folder)) as writer:
         path = RECORD_FILES.paths(folder)[0]
         ends.append(path.stat().st_size)
         for record in records:
@@ -158,7 +159,7 @@ def test_folders_without_records_and_foreign_files_are_rejected(tmp_path: Path) 
 
 
 def test_a_full_disk_leaves_the_file_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RecordWriter(tmp_path) as writer:
+    with closing(RecordWriter(tmp_path)) as writer:
         writer.write(Record("r1", "a", 1.0))
         write = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))

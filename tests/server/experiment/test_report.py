@@ -6,6 +6,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def test_numbers_are_short() -> None:
 
 def _folder(tmp_path: Path, plan: Manifest, log: RecordLog) -> Path:
     ExperimentFolder(tmp_path).write_manifest(plan)
-    with RecordWriter(tmp_path) as writer:
+    with closing(RecordWriter(tmp_path)) as writer:
         for record in log.records:
             writer.write(record)
     return tmp_path

@@ -217,6 +217,7 @@ async def test_at_the_command_line(tmp_path: Path) -> None:
         assert made.output == "widths: running, hash, records: narrow 0, wide 0\n"
         early = await run_cli(server, "status", "widths", "--report", str(page))
         assert "no result yet: " in early.output
+        assert (early.exit_code, f"--report: {page} is not written" in early.output) == (1, True)
         assert not page.exists()
         for i in range(10):
             await server.ask(f"t{i}")

@@ -6,14 +6,16 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
-from server.auth.principal import ANYBODY
+from server.auth.principal import ANYBODY, Principal
 from server.engine_supervisor import EngineState
-from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS
+from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS, LiveTraffic
 from server.experiment.records import NO_BLOCK
+from server.observe.records import RequestRecord
 from server.request_stream import RequestStream
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
 from specdec.core.types import Request
@@ -104,6 +106,38 @@ async def test_bug_refused_requests_count_towards_the_limit(server: LiveServer) 
         while (status := await server.experiments.get("widths")).state == "running":
             await asyncio.sleep(0.01)
     assert (status.state, status.reason) == ("finished", "2 requests were recorded")
+
+
+async def test_bug_a_prompt_that_waits_for_others_of_its_call_is_recorded_once(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of several prompts takes the room itself, and asks again for those that were refused."""
+    await started(server)
+    monkeypatch.setattr(server.serving.models.first.admission, "_max_tokens", 4)
+    answer = await server.ask("x", prompt=["many", "more", "last"])
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
+    traffic = server.serving.models.first.admission.experiments
+    assert isinstance(traffic, LiveTraffic)
+
+    def refused_by_the_engine(principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
+        stream = RequestStream(request, lambda complete: None)
+        stream.record = RequestRecord(request, None, Mock(), Mock())
+        return stream
+
+    again = traffic.admit(ANYBODY, Request(request_id="x", prompt_ids=(1,)), "", refused_by_the_engine, begun=True)
+    again.fail(QueueFullError(1, 1.0))
+    again.close()
+    await server.experiments.stop("widths")
+    assert [record.status for record in server.records()] == ["ok"] * 3
+
+
+async def test_bug_a_request_that_its_caller_gets_wrong_is_no_failure_of_an_arm(server: LiveServer) -> None:
+    await started(server)
+    scheduling = options_pb2.SchedulingOptions(supersedes_key="k" * 1025)
+    with pytest.raises(grpc.aio.AioRpcError, match="supersedes_key"):
+        await server.stream("x", scheduling=scheduling)
+    await server.experiments.stop("widths")
+    assert server.records() == []
 
 
 async def test_a_session_keeps_its_arm_and_a_request_without_one_takes_no_part(tmp_path: Path) -> None:

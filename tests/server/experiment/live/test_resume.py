@@ -204,6 +204,35 @@ async def test_bug_a_caller_that_leaves_does_not_interrupt_the_stop(
         assert (caller.cancelled(), troubles) == (True, [""])
 
 
+async def test_bug_a_caller_that_leaves_does_not_interrupt_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, writing, may_write = ExperimentFolder.note, threading.Event(), threading.Event()
+
+    def slow(folder: ExperimentFolder, state: StoredState) -> None:
+        writing.set()
+        assert may_write.wait(15)
+        write(folder, state)
+
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.ask("x")
+        await server.recorded(1)
+        await server.experiments.stop("widths")
+        monkeypatch.setattr(ExperimentFolder, "note", slow)
+        caller = asyncio.create_task(server.experiments.start(PLAN))
+        assert await asyncio.to_thread(writing.wait, 15)
+        caller.cancel()
+        await asyncio.wait([caller])
+        may_write.set()
+        folder = ExperimentFolder(tmp_path / "experiments" / "widths")
+        await server.comes_to(lambda: folder.state().state == "running")
+        with pytest.raises(ExperimentNotStartedError, match="is already running"):
+            await server.experiments.start(PLAN)
+        assert caller.cancelled()
+        assert "widths=" in (await server.ask("y")).headers["x-specdec-arm"]
+
+
 async def test_bug_the_name_of_an_experiment_without_records_is_free(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
