@@ -492,8 +492,8 @@ def _reason(problem: ErrorDetails) -> str:
     if not likely:
         return "there is no such field"
     if likely[0] == problem["loc"][-1]:
-        return "there is no such field here; another section has it"
-    return f"there is no such field; did you mean `{likely[0]}`?"
+        return "there is no such field here, another section has it"
+    return f"there is no such field, did you mean `{likely[0]}`?"
 
 
 def load_yaml(text: str) -> Any:

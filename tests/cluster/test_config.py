@@ -75,7 +75,7 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [{**CODER, "http_port": False}]}, "models.0.http_port: must not be true or false"),
-        ({"models": [CODER], "drain": 3}, "drain: there is no such field; did you mean `drain_s`?"),
+        ({"models": [CODER], "drain": 3}, "drain: there is no such field, did you mean `drain_s`?"),
         ({"models": [CODER], "drain_s": float("inf")}, "drain_s: Input should be a finite number"),
         ({"models": [{**CODER, "replicas": {"gpus": 1.5}}]}, "models.0.replicas.gpus: 1.5 GPUs"),
         (
