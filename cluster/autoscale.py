@@ -78,6 +78,8 @@ def decide(
     changes. Replicas that are still starting delay further growth, for at most ``down_after_s``.
     """
     target = min(max(target, rule.low), rule.high)
+    if now_s < memory.evaluated_s:  # the clock was set back
+        memory = Memory()
     if now_s - memory.evaluated_s < rule.period_s or not loads:
         return target, memory
     waiting = sum(load.waiting for load in loads)

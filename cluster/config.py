@@ -5,13 +5,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.functional_validators import AfterValidator
 
-from specdec.config import Config, Name, Section, UserPath, merged, problems, read_mapping
+from specdec.config import Config, Name, Section, UserPath, check_tls, merged, problems, read_mapping
 from specdec.errors import ConfigError
 
+# Absolute, because actors of Ray read it too and may run in another folder.
+FixedPath = Annotated[UserPath, AfterValidator(Path.absolute)]
+Face = Literal["http", "grpc"]
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 WORKSPACE_HEADER, SESSION_HEADER = "x-workspace-id", "x-session-id"
 FIRST_RELEASE = "blue"
@@ -28,9 +32,9 @@ class ListenConfig(Section):
     admin_port: int = Field(
         8499, ge=0, le=65535, description="Envoy's admin interface, on loopback only; 0: any free port"
     )
-    tls_cert: UserPath | None = Field(None, description="PEM certificate chain; with tls_key, clients must use TLS")
-    tls_key: UserPath | None = Field(None, description="PEM private key of tls_cert")
-    tls_client_ca: UserPath | None = Field(
+    tls_cert: FixedPath | None = Field(None, description="PEM certificate chain; with tls_key, clients must use TLS")
+    tls_key: FixedPath | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: FixedPath | None = Field(
         None, description="PEM authorities; clients need a certificate signed by one"
     )
 
@@ -44,11 +48,7 @@ class ListenConfig(Section):
 
     @model_validator(mode="after")
     def _tls_is_complete(self) -> ListenConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
-            raise ValueError(f"{given} needs {missing}: set both or neither")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates need TLS")
+        check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
         return self
 
 
@@ -152,7 +152,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_served(self) -> ModelConfig:
-        if self.http_port is None and self.grpc_port is None:
+        if not self.ports:
             raise ValueError("http_port and grpc_port are both null: no client could connect")
         if not any(release.weight for release in self.releases.values()):
             raise ValueError("releases: at least one needs a weight above 0")
@@ -177,6 +177,12 @@ class ModelConfig(Section):
                 )
         return self
 
+    @property
+    def ports(self) -> dict[Face, int]:
+        """The ports for clients, by protocol."""
+        ports: dict[Face, int | None] = {"http": self.http_port, "grpc": self.grpc_port}
+        return {face: port for face, port in ports.items() if port is not None}
+
     def server_config(self, release: str) -> Config:
         """The configuration of a replica of ``release``, without its ports.
 
@@ -194,12 +200,9 @@ class ClusterConfig(Section):
     routing: RoutingConfig = RoutingConfig()
     health: HealthConfig = HealthConfig()
     drain_s: float = Field(30.0, ge=0, description="how long a replica may finish its calls before it stops")
-    folder: Path = Field(Path("~/.cache/specdec/cluster"), description="Envoy's files, logs and the state of the fleet")
-
-    @field_validator("folder")
-    @classmethod
-    def _is_absolute(cls, folder: Path) -> Path:
-        return folder.expanduser().absolute()
+    folder: FixedPath = Field(
+        Path("~/.cache/specdec/cluster"), description="Envoy's files, logs and the state of the fleet"
+    )
 
     @field_validator("models")
     @classmethod
@@ -216,7 +219,8 @@ class ClusterConfig(Section):
             for app in (f"{model.name}.{release}" for release in model.releases):
                 if (owner := apps.setdefault(app, model.name)) != model.name:
                     raise ValueError(f"{app} is a release of {owner} and of {model.name}; rename one of them")
-            for place, port in _ports(model):
+            for face, port in model.ports.items():
+                place = f"{model.name}.{face}_port"
                 if (owner := ports.setdefault(port, place)) != place:
                     raise ValueError(f"{place} is {port}, the same as {owner}; each model needs its own ports")
         return models
@@ -224,9 +228,9 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _admin_port_differs(self) -> ClusterConfig:
         for model in self.models:
-            for place, port in _ports(model):
+            for face, port in model.ports.items():
                 if port == self.listen.admin_port:
-                    raise ValueError(f"listen.admin_port is {port}, the same as {place}")
+                    raise ValueError(f"listen.admin_port is {port}, the same as {model.name}.{face}_port")
         return self
 
     def model(self, name: str) -> ModelConfig:
@@ -270,12 +274,6 @@ def _fixed(config: ClusterConfig) -> dict[str, object]:
     for model in config.models:
         found |= {f"{model.name}.http_port": model.http_port, f"{model.name}.grpc_port": model.grpc_port}
     return found
-
-
-def _ports(model: ModelConfig) -> Iterator[tuple[str, int]]:
-    for field, port in (("http_port", model.http_port), ("grpc_port", model.grpc_port)):
-        if port is not None:
-            yield f"{model.name}.{field}", port
 
 
 def authority(host: str, port: int) -> str:

@@ -41,8 +41,10 @@ class Deployment(BaseModel):
 
     @property
     def version(self) -> str:
-        """Changes when every replica has to be replaced. The number of replicas is not part of it."""
-        what = (self.settings, self.python, self.host, self.key, self.drain_s, self.interval_s, self.restarts)
+        """Changes when every replica has to be replaced. The number of replicas is not part of it; their cores are,
+        which set their threads."""
+        cpus = self.replicas.cpus
+        what = (self.settings, self.python, self.host, self.key, self.drain_s, self.interval_s, self.restarts, cpus)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.config import BALANCE_PERCENT, RING_PLACES, ClusterConfig, ModelConfig
+from cluster.config import BALANCE_PERCENT, RING_PLACES, ClusterConfig, Face, ModelConfig
 from cluster.fleet import Fleet, Replica
 from cluster.state_folder import replace_files
 from server.body_budget import MAX_MESSAGE_BYTES
@@ -23,9 +23,7 @@ from server.observe.records import NO_RETRY_HEADER
 from specdec.errors import ConfigError
 
 Json = dict[str, Any]
-Face = Literal["http", "grpc"]
 Spread = Literal["affine", "least"]
-FACES: tuple[Face, ...] = ("http", "grpc")
 SPREADS: tuple[Spread, ...] = ("affine", "least")
 RELEASE_HEADER = "x-specdec-release"
 
@@ -102,16 +100,16 @@ def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> dict[
     clusters: list[Json] = []
     for model in config.models:
         for release in fleet.releases[model.name]:
-            for face in _faces(model):
+            for face in model.ports:
                 service = _service(model.name, release.name, face)
                 pool = fleet.pool(model.name, release.name)
                 path = files.endpoints(model.name, release.name, face)
-                found[path] = _resources([_endpoints(service, pool, face)])
+                found[path] = {"resources": [_endpoints(service, pool, face)]}
                 clusters += [_cluster(config, service, face, spread, _watched(path)) for spread in SPREADS]
-    found[files.clusters] = _resources(clusters)
+    found[files.clusters] = {"resources": clusters}
     for model in config.models:
-        for face in _faces(model):
-            found[files.routes(model.name, face)] = _resources([_routes(config, fleet, model, face)])
+        for face in model.ports:
+            found[files.routes(model.name, face)] = {"resources": [_routes(config, fleet, model, face)]}
     return {path: encoded(content) for path, content in found.items()}
 
 
@@ -122,7 +120,7 @@ def encoded(content: Json) -> bytes:
 
 def bootstrap(config: ClusterConfig, files: EnvoyFiles) -> Json:
     """The admin port, on loopback only, and the listeners."""
-    listeners = [_listener(config, model, face, files) for model in config.models for face in _faces(model)]
+    listeners = [_listener(config, model, face, files) for model in config.models for face in model.ports]
     return {
         "node": {"id": "specdec", "cluster": "specdec"},
         "admin": {"address": _address("127.0.0.1", config.listen.admin_port)},
@@ -132,14 +130,12 @@ def bootstrap(config: ClusterConfig, files: EnvoyFiles) -> Json:
 
 
 def _listener(config: ClusterConfig, model: ModelConfig, face: Face, files: EnvoyFiles) -> Json:
-    port = model.http_port if face == "http" else model.grpc_port
-    assert port is not None  # _faces omits faces without a port
     chain: Json = {"filters": [_connections(model, face, files)]}
     if config.listen.tls_cert is not None:
         chain["transport_socket"] = _downstream_tls(config, files)
     return {
         "name": f"{model.name}.{face}",
-        "address": _address(config.listen.host, port),
+        "address": _address(config.listen.host, model.ports[face]),
         "filter_chains": [chain],
         "socket_options": _KEEP_ALIVE_OPTIONS,
         # With it, a second Envoy on this port would silently take half of the calls.
@@ -209,11 +205,12 @@ def _downstream_tls(config: ClusterConfig, files: EnvoyFiles) -> Json:
 
 
 def _secret(name: str, content: Json) -> Json:
-    return _resources([{"@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret", "name": name, **content}])
+    secret = {"@type": f"{_TYPES}.extensions.transport_sockets.tls.v3.Secret", "name": name, **content}
+    return {"resources": [secret]}
 
 
 def _watched_folder(path: Path) -> Json:
-    return {"watched_directory": {"path": str(path.expanduser().absolute().parent)}}
+    return {"watched_directory": {"path": str(path.parent)}}
 
 
 def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face) -> Json:
@@ -221,7 +218,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
     replica. Calls without one go to the live release, to the less busy of two replicas."""
     live = fleet.live(model.name)
     least: Json = {
-        "cluster": _cluster_name(_service(model.name, live.name, face), "least"),
+        "cluster": f"{_service(model.name, live.name, face)}.least",
         **_route_settings(config, face),
     }
     routes: list[Json] = [
@@ -259,7 +256,7 @@ def _split(fleet: Fleet, model: ModelConfig, face: Face) -> list[Json]:
     be computed offline."""
     return [
         {
-            "name": _cluster_name(_service(model.name, release, face), "affine"),
+            "name": f"{_service(model.name, release, face)}.affine",
             "weight": weight,
             "response_headers_to_add": [_header(RELEASE_HEADER, release)],
         }
@@ -298,7 +295,7 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
     interval = _seconds(config.health.interval_s)
     cluster: Json = {
         "@type": f"{_TYPES}.config.cluster.v3.Cluster",
-        "name": _cluster_name(service, spread),
+        "name": f"{service}.{spread}",
         "type": "EDS",
         "eds_cluster_config": {"service_name": service, "eds_config": watched},
         "connect_timeout": _seconds(_CONNECT_S),
@@ -396,27 +393,14 @@ def _ip(replica: Replica) -> str:
         ) from None
 
 
-def _faces(model: ModelConfig) -> list[Face]:
-    ports = {"http": model.http_port, "grpc": model.grpc_port}
-    return [face for face in FACES if ports[face] is not None]
-
-
 def _service(model: str, release: str, face: Face) -> str:
     """Names may contain dots, so a digest of both makes the name unique."""
     apart = hashlib.sha256(f"{model}\0{release}".encode()).hexdigest()[:6]
     return f"{model}.{release}.{apart}.{face}"
 
 
-def _cluster_name(service: str, spread: Spread) -> str:
-    return f"{service}.{spread}"
-
-
 def _watched(path: Path) -> Json:
     return {"path_config_source": {"path": str(path)}, "resource_api_version": "V3"}
-
-
-def _resources(resources: list[Json]) -> Json:
-    return {"resources": resources}
 
 
 def _address(host: str, port: int) -> Json:
@@ -428,7 +412,7 @@ def _header(name: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -
 
 
 def _file(path: Path) -> Json:
-    return {"filename": str(path.expanduser().absolute())}
+    return {"filename": str(path)}
 
 
 def _seconds(value: float) -> str:

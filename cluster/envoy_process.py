@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -36,7 +35,8 @@ _START_S = 20.0  # for Envoy to become ready
 _STOP_S = 5.0  # between SIGTERM and SIGKILL
 _ADMIN_S = 2.0  # for an answer of the admin interface
 _POLL_S = 0.05
-_LOG_CHECK_S = 10.0  # between two checks of the log's size
+_CHECK_S = 10.0  # between two checks of the log's size, and of an answer
+_HANGS_AFTER = 3  # checks without an answer in a row
 _HOST_LINE = re.compile(r"^(?P<cluster>[^:]+)::(?P<host>.+:\d+)::(?P<name>[a-z_]+)::(?P<value>.*)$")
 
 
@@ -86,8 +86,7 @@ def check_ports(config: ClusterConfig) -> None:
     """
     wanted = [("listen.admin_port", "127.0.0.1", config.listen.admin_port)]
     for model in config.models:
-        for field, port in (("http_port", model.http_port), ("grpc_port", model.grpc_port)):
-            wanted.append((f"{model.name}.{field}", config.listen.host, port or 0))
+        wanted += [(f"{model.name}.{face}_port", config.listen.host, port) for face, port in model.ports.items()]
     for field, host, port in wanted:
         if port:
             _check_port(field, host, port)
@@ -202,7 +201,7 @@ class EnvoyProcess:
     """
 
     def __init__(self, config: ClusterConfig, fleet: Fleet, folder: Path, program: Path | None = None) -> None:
-        self._config, self._files = config, EnvoyFiles(folder.expanduser().absolute())
+        self._config, self._files = config, EnvoyFiles(folder)
         self._program = program or find_envoy()
         replace_files(fleet_files(config, fleet, self._files))
         write_bootstrap(config, self._files)
@@ -249,9 +248,7 @@ class EnvoyProcess:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def _spawn(self) -> None:
@@ -331,9 +328,19 @@ class EnvoyProcess:
         raise EnvoyError(f"it exited with status {code}: {log_tail(self._log_file)}")
 
     async def _exit_status(self, process: asyncio.subprocess.Process) -> int:
-        """Waits for the exit of ``process``, and bounds its log meanwhile."""
-        while True:
+        """Waits for the exit of ``process``. Meanwhile bounds its log, and kills it if it does not answer any more."""
+        silent = 0
+        while silent < _HANGS_AFTER:
             try:
-                return await asyncio.wait_for(process.wait(), _LOG_CHECK_S)
+                return await asyncio.wait_for(process.wait(), _CHECK_S)
             except TimeoutError:
                 bound_log(self._log_file)
+            try:
+                await self.admin.ask("GET", "/server_info")
+                silent = 0
+            except EnvoyError:
+                silent += 1
+        _LOG.error("Envoy did not answer %d checks in a row and is killed", silent)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()

@@ -335,10 +335,14 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
     """
     running: dict[str, Deployment] = answer(reconciler.deployments.remote())
     if not running:
-        raise ConfigError("the fleet is still starting; wait until `specdec cluster serve` reports that it is ready")
+        raise ConfigError(
+            "the fleet is still starting: wait until `specdec cluster serve` reports that it is ready. If it did, "
+            f"the reconciler lost {config.folder / 'fleet.json'}; then restart `specdec cluster serve`"
+        )
     host = next(iter(running.values())).host
     wanted = [deployment_of(config, model.name, name, host=host) for model in config.models for name in model.releases]
-    over = [deployment for app, deployment in running.items() if app not in {each.app for each in wanted}]
+    named = {model.name for model in config.models}  # `configure` refuses a file without a model that runs
+    over = [each for each in running.values() if each.model in named and each.app not in {one.app for one in wanted}]
     states = ask(reconciler, "status")
     for deployment in over:
         if states[deployment.model][deployment.release]["weight"]:

@@ -167,8 +167,7 @@ class Reconciler:
         }
 
     def _replica_status(self, replica: Replica) -> dict[str, Any]:
-        beat = self._beats.get(replica.id)
-        load = None if beat is None else beat.load
+        load = self._beats[replica.id].load
         return {
             "id": replica.id,
             "state": "refused" if replica in self.fleet.misfits else replica.state.value,
@@ -176,9 +175,7 @@ class Reconciler:
             "http_port": replica.http_port,
             "grpc_port": replica.grpc_port,
             "fingerprint": replica.fingerprint,
-            "waiting": None if load is None else load.waiting,
-            "wait_s": None if load is None else load.wait_s,
-            "busy": None if load is None else load.busy,
+            **{name: getattr(load, name, None) for name in ("waiting", "wait_s", "busy")},
         }
 
     def _has_new_owner(self, replica: Replica) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.functional_validators import AfterValidator
+from pydantic_core import ErrorDetails
 
 from specdec.errors import ConfigError
 
@@ -170,20 +172,6 @@ class EngineConfig(Section):
             indexes = ("index",) * bool(self.indexes)
             chosen = ("grammar", "prediction", "suffix", *indexes, *models)
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
-        return self
-
-    @property
-    def default_draft_dtype(self) -> WeightDtype:
-        """The default type of a draft model's weights on a CPU."""
-        return "int3" if self.dtype in ("auto", "int8") else self.dtype
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """The drafters to load, in order."""
-        return self.speculation.drafters or ()
-
-    @model_validator(mode="after")
-    def _fits(self) -> EngineConfig:
         if self.prefill_chunk > self.max_step_rows:
             raise ValueError("prefill_chunk must not exceed max_step_rows")
         if self.max_batch > self.max_step_rows:
@@ -195,6 +183,16 @@ class EngineConfig(Section):
         if "head" in self.drafters and self.draft_head is None:
             raise ValueError("speculation.drafters names `head`, but draft_head gives no checkpoint")
         return self
+
+    @property
+    def default_draft_dtype(self) -> WeightDtype:
+        """The default type of a draft model's weights on a CPU."""
+        return "int3" if self.dtype in ("auto", "int8") else self.dtype
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters to load, in order."""
+        return self.speculation.drafters or ()
 
 
 class ExperimentsConfig(Section):
@@ -277,6 +275,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def check_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    """Raises ValueError if ``tls_cert``, ``tls_key`` and ``tls_client_ca`` of a section do not belong together."""
+    if (cert is None) != (key is None):
+        given, missing = ("tls_cert", "tls_key") if key is None else ("tls_key", "tls_cert")
+        raise ValueError(f"{given} needs {missing}: give both, or neither")
+    if client_ca is not None and cert is None:
+        raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
+
+
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 # What browsers write into an Origin header: scheme, host, and a port that is not the usual one; no path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
@@ -338,45 +345,25 @@ class ServerConfig(Section):
     kv_events: KvEventsConfig = KvEventsConfig()
 
     @model_validator(mode="after")
-    def _origins_are_origins(self) -> ServerConfig:
+    def _is_sound(self) -> ServerConfig:
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"cors_origins: {origin!r} is no origin; write it as browsers do, in lower case without a path: "
                     "https://a.example, http://localhost:3000, or * for any"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _hosts_are_names(self) -> ServerConfig:
         for host in self.allowed_hosts:
             if not _HOST.fullmatch(host):
                 raise ValueError(
                     f"allowed_hosts: {host!r} is no host name; write it in lower case without scheme and port: "
                     "a.example, *.a.example, or * for any; addresses need no entry"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> ServerConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
-            raise ValueError(f"{given} needs {missing}: give both, or neither")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
-        return self
-
-    @model_validator(mode="after")
-    def _keys_stay_secret(self) -> ServerConfig:
+        check_tls(self.tls_cert, self.tls_key, self.tls_client_ca)
         if self.keys_file is not None and self.tls_cert is None and not (self.keys_without_tls or self.on_loopback):
             raise ValueError(
                 f"keys_file: keys would cross the network in the clear at host {self.host!r}; give tls_cert and "
                 "tls_key, or set host to 127.0.0.1, or set keys_without_tls behind a proxy that terminates TLS"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _events_are_salted_with_keys(self) -> ServerConfig:
         if self.keys_file is not None and self.kv_events.endpoint is not None and not self.kv_events.salted:
             raise ValueError(
                 "kv_events.salted: with keys_file every tenant's prompts are kept under a salt of its own, and events "
@@ -434,10 +421,6 @@ class Config(Section):
             file = engine.speculation.trace_file
             if file is not None and (owner := files.setdefault(file, name)) != name:
                 raise ValueError(f"engines.{name}.speculation.trace_file: engines.{owner} writes {file} too")
-        return self
-
-    @model_validator(mode="after")
-    def _events_have_addresses_of_their_own(self) -> Config:
         owners: dict[str, str] = {}
         for place, name in enumerate(self.engines):
             events = self.server.kv_events.of_model(place)
@@ -496,8 +479,21 @@ def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | No
 
 def problems(error: ValidationError) -> str:
     """Every invalid field with the reason, joined by semicolons; only a reason where no single field is at fault."""
-    found = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors())
+    found = ((".".join(map(str, e["loc"])), _reason(e)) for e in error.errors())
     return "; ".join(f"{field}: {reason}" if field else reason for field, reason in found)
+
+
+def _reason(problem: ErrorDetails) -> str:
+    """What is wrong with a field; of one that does not exist, also which one may be meant."""
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+    fields = {name for section in Section.__subclasses__() for name in section.model_fields}
+    likely = difflib.get_close_matches(str(problem["loc"][-1]), fields, 1, 0.75)
+    if not likely:
+        return "there is no such field"
+    if likely[0] == problem["loc"][-1]:
+        return "there is no such field here, another section has it"
+    return f"there is no such field, did you mean `{likely[0]}`?"
 
 
 def load_yaml(text: str) -> Any:

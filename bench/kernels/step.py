@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -218,7 +217,7 @@ class StepFigures:
 
         The first runs of each only compile and capture; one after the measured run times each kind of step alone.
         """
-        engine = Engine(dataclasses.replace(self._parts, costs=None))
+        engine = Engine(replace(self._parts, costs=None))
         found: dict[str, Any] = {"drafters": list(self._parts.info.drafters)}
         for name, mode in (("off", SpeculationMode.OFF), ("on", SpeculationMode.ON)):
             for _ in range(ENGINE_RUNS):

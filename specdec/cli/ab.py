@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 RESULT, REPORT = "result.json", "report.html"
 
 
+@click.group("ab")
+def ab_group() -> None:
+    """Latency experiments: run one, analyse it, plan the next."""
+
+
 def conclusion_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``demand`` and ``as_json``, which `conclude` takes."""
     demand = click.option(
@@ -86,7 +91,7 @@ _SCREEN = {
 }
 
 
-@click.command("run", cls=ScreenCommand, screen=_SCREEN)
+@ab_group.command("run", cls=ScreenCommand, screen=_SCREEN)
 @click.argument("experiment", type=_FILE)
 @click.option("--url", help="The server of both arms: grpc://HOST:PORT, or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--a", "url_a", help="The first arm's server, with --b for the other's. Default: the plan's `url`.")
@@ -200,7 +205,7 @@ _NO_RESULT, _ENGINE_UNAVAILABLE = "EXPERIMENT_NO_RESULT", "ENGINE_UNAVAILABLE"  
 Answer = TypeVar("Answer")
 
 
-@click.command("start")
+@ab_group.command("start")
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @server_option
 @model_option
@@ -216,7 +221,7 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
     _show_status(_ask_when_ready(server, credentials, lambda client: client.experiments.start(text, model=model)))
 
 
-@click.command("stop")
+@ab_group.command("stop")
 @click.argument("name")
 @server_option
 @model_option
@@ -226,7 +231,7 @@ def stop_command(name: str, server: str, model: str, **credentials: Any) -> None
     _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name, model=model)))
 
 
-@click.command("status")
+@ab_group.command("status")
 @click.argument("name", required=False)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one page, here.")
 @server_option
@@ -314,17 +319,6 @@ def _line(experiment: Experiment) -> str:
 
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-
-
-@click.group("ab")
-def ab_group() -> None:
-    """Latency experiments: run one, analyse it, plan the next."""
-
-
-ab_group.add_command(run_command)
-ab_group.add_command(start_command)
-ab_group.add_command(stop_command)
-ab_group.add_command(status_command)
 
 
 @ab_group.command("analyze")

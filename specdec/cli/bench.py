@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,7 +26,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
-from specdec.cli.options import Command, check_folder, config_options, engine_options, pop_config
+from specdec.cli.options import check_folder, config_options, engine_options, pop_config
 from specdec.config import EngineConfig
 from specdec.control_groups import usable_cores
 
@@ -35,15 +36,12 @@ if TYPE_CHECKING:
 
 
 _DRAFTS_FIELDS = ("target", "draft_dtype", "dtype", "kv_dtype", "device", "threads", "kv_tokens", "cache_dir")
+_DRAFTS_OPTIONS = tuple((f"--{name.replace('_', '-')}", f"engine.{name}") for name in _DRAFTS_FIELDS)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _drafts_fields(command: Command) -> Command:
-    return config_options(command, tuple((f"--{name.replace('_', '-')}", f"engine.{name}") for name in _DRAFTS_FIELDS))
-
-
 @click.command("drafts")
-@_drafts_fields
+@partial(config_options, options=_DRAFTS_OPTIONS)
 @click.option("--head", "heads", multiple=True, metavar="FOLDER", help="An EAGLE-3 head; may be repeated.")
 @click.option("--draft", "drafts", multiple=True, metavar="MODEL", help="A draft model; may be repeated.")
 @choices_option("--workload", "names", of=SINGLE_NAMES + FETCHED_NAMES, default=("mixed",), help="May be repeated.")
@@ -255,9 +253,6 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
         click.echo(f"{name} = {definition}")
 
 
-KV_DTYPES = ("fp32", "bf16", "int8")
-
-
 @click.command("perplexity")
 @engine_options
 @count_option("--tokens", default=4096, help="Tokens of real text to score.")
@@ -283,7 +278,8 @@ def perplexity_command(
 
     found: dict[str, float] = {}
     scored = text.read() if text else None
-    setting, dtypes = ("dtype", ("fp32", "bf16", "int8", "auto")) if of == "weights" else ("kv_dtype", KV_DTYPES)
+    dtypes = ("fp32", "bf16", "int8", *(("auto",) if of == "weights" else ()))
+    setting = "dtype" if of == "weights" else "kv_dtype"
     for dtype in dtypes:
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)

@@ -279,11 +279,8 @@ def _runner(
 
 def _show(runner: Runner, request: PromptRequest, as_json: bool) -> bool:
     """Run ``request`` and print the answer. Returns whether no sample was cut at the token limit."""
-
-    def keep_quiet(_: str) -> None:
-        """JSON is printed whole."""
-
-    answer = Answer(runner.model, request.request.sampling.n, keep_quiet if as_json else write_text)
+    write = (lambda _: None) if as_json else write_text  # JSON is printed whole
+    answer = Answer(runner.model, request.request.sampling.n, write)
     # A generator left by an exception is closed here and now, not whenever it is collected: closing it aborts.
     with closing(runner.events(request)) as events:
         for event in events:

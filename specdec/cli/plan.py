@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
-from specdec.cli.bench_output import json_option, print_json, progress_line
+from specdec.cli.bench_output import count_option, json_option, print_json, progress_line
 from specdec.cli.options import FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
 from specdec.errors import ConfigError
 
@@ -25,7 +25,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRACE = click.Path(exists=True, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
-_COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
 _REPLICAS = click.IntRange(1, 4096)
 
 
@@ -57,18 +56,14 @@ _SCREEN = {
 @click.option(
     "--shape", type=_POSITIVE, default=0.5, show_default=True, help="Shape of gamma arrivals; below 1: bursts."
 )
-@click.option(
-    "--prompt-tokens", type=_SOME, default=512, show_default=True, help="Mean length, including shared tokens."
-)
-@click.option("--output-tokens", type=_SOME, default=64, show_default=True, help="Mean length.")
-@click.option("--shared-tokens", type=_COUNT, default=0, show_default=True, help="Beginning that all prompts share.")
-@click.option("--sessions", type=_COUNT, default=0, show_default=True, help="Number of workspaces or conversations.")
-@click.option(
-    "--session-tokens", type=_COUNT, default=0, show_default=True, help="Beginning that the prompts of a session share."
-)
+@count_option("--prompt-tokens", default=512, help="Mean length, including shared tokens.")
+@count_option("--output-tokens", default=64, help="Mean length.")
+@count_option("--shared-tokens", default=0, least=0, help="Beginning that all prompts share.")
+@count_option("--sessions", default=0, least=0, help="Number of workspaces or conversations.")
+@count_option("--session-tokens", default=0, least=0, help="Beginning that the prompts of a session share.")
 @click.option("--same-length", is_flag=True, help="Every request has the mean lengths, instead of geometric ones.")
 @click.option("--deadline", type=_POSITIVE, help="Deadline of every request in seconds.")
-@click.option("--seed", type=_COUNT, default=0, show_default=True, help="Of all random numbers.")
+@count_option("--seed", default=0, least=0, help="Of all random numbers.")
 @json_option
 @click.pass_context
 def plan_group(ctx: click.Context, **values: Any) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import signal
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import closing
-from types import TracebackType
 from typing import Any, TypeVar
 
 from server.errors import DeadlinePassedError, unpack_error
@@ -84,9 +83,7 @@ class RemoteRunner:
     def __enter__(self) -> RemoteRunner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with closing(self._runner):
             self._run(self._client.close())
 

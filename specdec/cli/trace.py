@@ -91,8 +91,6 @@ def _show(steps: Iterable[StepTrace], limit: int, as_json: bool) -> None:
     if not last:
         click.echo("no step has been traced yet")
         return
-    from rich.console import Console
-
     # Piped text is read whole or searched: rows must not be folded to a terminal's width.
     width: dict[str, Any] = {} if sys.stdout.isatty() else {"width": _PIPE_WIDTH}
     show_trace(last, summary, Console(**width))

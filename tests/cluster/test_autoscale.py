@@ -107,6 +107,14 @@ def test_replicas_needed_for_a_load(load: ReplicaLoad, needed: int) -> None:
     assert replicas_needed([load] * 4, RULE) == needed
 
 
+def test_a_clock_that_is_set_back_pauses_nothing() -> None:
+    memory = decide(1e9, [ReplicaLoad(0, 0, 0.5)], 1, RULE, Memory())[1]
+    high = [ReplicaLoad(9, 5, 1)]
+    target, memory = decide(0, high, 1, RULE, memory)
+    assert target == 1
+    assert decide(5, high, target, RULE, memory)[0] == 2
+
+
 def test_a_short_queue_causes_no_change() -> None:
     target, memory = decide(0, [ReplicaLoad(50, 9, 1)] * 2, 2, RULE, Memory())
     for look, waiting in enumerate((50, 40, 30, 20, 10), 1):

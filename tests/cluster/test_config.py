@@ -75,7 +75,7 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [{**CODER, "http_port": False}]}, "models.0.http_port: must not be true or false"),
-        ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
+        ({"models": [CODER], "drain": 3}, "drain: there is no such field, did you mean `drain_s`?"),
         ({"models": [CODER], "drain_s": float("inf")}, "drain_s: Input should be a finite number"),
         ({"models": [{**CODER, "replicas": {"gpus": 1.5}}]}, "models.0.replicas.gpus: 1.5 GPUs"),
         (
@@ -115,11 +115,14 @@ def test_an_invalid_item_is_the_only_problem(tmp_path: Path, model: Any) -> None
     assert ";" not in str(caught.value)
 
 
-def test_a_relative_folder_does_not_depend_on_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors of Ray read the configuration too, in other folders."""
     monkeypatch.chdir(tmp_path)
-    assert load(tmp_path, {"models": [CODER], "folder": "state"}).folder == tmp_path / "state"
+    listen = {"tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem"}
+    config = load(tmp_path, {"models": [CODER], "folder": "state", "listen": listen})
+    assert config.folder == tmp_path / "state"
+    found = (config.listen.tls_cert, config.listen.tls_key, config.listen.tls_client_ca)
+    assert found == (tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "a.pem")
 
 
 def test_settings_that_a_running_fleet_cannot_change_are_named(tmp_path: Path) -> None:

@@ -81,6 +81,19 @@ async def test_an_error_during_a_restart_is_retried(
         assert envoy._supervisor.failures == 3
 
 
+async def test_one_that_hangs_is_killed_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envoy_process, "_CHECK_S", 0.05)
+    monkeypatch.setattr(envoy_process, "_ADMIN_S", 0.2)
+    async with process(tmp_path) as envoy:
+        former = envoy.pid
+        await asyncio.sleep(0.3)
+        assert envoy.pid == former
+        os.kill(former, signal.SIGSTOP)
+        while envoy.pid == former:
+            await asyncio.sleep(0.01)
+        assert not psutil.pid_exists(former)
+
+
 async def test_it_runs_if_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     envoy = process(tmp_path)
     (tmp_path / "envoy" / "envoy.pid").mkdir()
@@ -90,7 +103,7 @@ async def test_it_runs_if_its_id_cannot_be_written(tmp_path: Path, caplog: pytes
 
 
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envoy_process, "_LOG_CHECK_S", 0.01)
+    monkeypatch.setattr(envoy_process, "_CHECK_S", 0.01)
     monkeypatch.setattr(envoy_process, "bound_log", lambda path: bound_log(path, 1000))
     log = tmp_path / "envoy" / "envoy.log"
     async with process(tmp_path, says=5000):

@@ -258,6 +258,13 @@ def test_a_rollout_that_changes_envoys_start_settings_is_rejected_by_name(fleet:
     assert (rollout.deployment.app, rollout.deployment.drain_s, rollout.former.drain_s) == ("coder.blue", 90, 0)
 
 
+def test_a_rollout_without_a_running_model_is_rejected_by_the_models_name(fleet: Fleet) -> None:
+    reconciler = started(fleet)
+    other = fleet.configured(model={"name": "chat"})
+    with pytest.raises(ConfigError, match=r"coder\.http_port.* chat\.grpc_port: cannot change while the fleet runs"):
+        fleet.operate.apply(reconciler, other, fleet.say)
+
+
 def test_a_rollout_of_a_starting_fleet_is_rejected(fleet: Fleet) -> None:
     fleet.ray.running = True
     reconciler = fleet.ray_serve.start_reconciler(fleet.config)

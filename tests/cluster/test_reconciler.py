@@ -278,6 +278,8 @@ def test_a_deployment_has_another_version_if_its_replicas_would_differ() -> None
     assert green.settings == {"engine": {"target": "some", "dtype": "bf16"}, "server": {"log_calls": False}}
     assert blue.version != green.version
     assert blue.scaled(3, 7).version == blue.version
+    cores = blue.model_copy(update={"replicas": blue.replicas.model_copy(update={"cpus": 1.0})})
+    assert cores.version != blue.version  # Ray reserves one core in both cases, but the number of threads differs
     assert blue.restarted().version != blue.version
     assert (blue.rule.low, blue.rule.high) == (2, 4)
     assert (blue.scaled(3, 3).rule.low, blue.scaled(3, 3).rule.high) == (3, 3)

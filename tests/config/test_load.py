@@ -52,7 +52,10 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("engine: {targt: x}", "targt"),
+        ("engine: {targt: x}", r"engine\.targt: there is no such field, did you mean `target`\?"),
+        ("engine: {max_nodes: 3}", r"engine\.max_nodes: there is no such field here, another section has it"),
+        ("engine: {xyz: 3}", r"engine\.xyz: there is no such field$"),
+        ("engine: {aliases: gpt}", r"engine\.aliases: Input should be a list"),
         ("enigne:", "enigne"),
         ("engine: {max_batch: 0}", "max_batch"),
         ("engine: {max_context: 1}", r"engine\.max_context: .*at least 2"),
