@@ -45,38 +45,6 @@ class EngineState(StrEnum):
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
-class StateFeed:
-    """The current state, and queues that receive its changes."""
-
-    def __init__(self) -> None:
-        self._state = EngineState.LOADING
-        self._watchers: list[asyncio.Queue[EngineState]] = []
-
-    @property
-    def state(self) -> EngineState:
-        """The current state."""
-        return self._state
-
-    def become(self, state: EngineState) -> None:
-        """Change the state, unless it is final."""
-        if state == self._state or self._state.is_final:
-            return
-        self._state = state
-        for watcher in self._watchers:
-            watcher.put_nowait(state)
-
-    def watch(self) -> asyncio.Queue[EngineState]:
-        """A queue that holds the current state and receives every later one."""
-        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
-        watcher.put_nowait(self._state)
-        self._watchers.append(watcher)
-        return watcher
-
-    def unwatch(self, watcher: asyncio.Queue[EngineState]) -> None:
-        """Stop filling ``watcher``."""
-        self._watchers.remove(watcher)
-
-
 class RestartPolicy:
     """When the engine is restarted: after a death, or after ``silent_s`` seconds without a frame.
 
@@ -281,6 +249,7 @@ class EngineSupervisor:
 
     listener: EngineListener
     config: EngineConfig  # of the next start
+    state: EngineState  # of the process
 
     def __init__(
         self,
@@ -298,7 +267,8 @@ class EngineSupervisor:
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
         self._policy = policy or RestartPolicy()
-        self._states = StateFeed()
+        self.state = EngineState.LOADING
+        self._watchers: list[asyncio.Queue[EngineState]] = []
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
@@ -308,11 +278,6 @@ class EngineSupervisor:
         self._ready_at: float | None = None  # monotonic seconds
         self._start_at = 0.0  # of this start or the next one, in monotonic seconds
         self._start_s = 0.0  # from the last start to READY
-
-    @property
-    def state(self) -> EngineState:
-        """The process's state."""
-        return self._states.state
 
     @property
     def pid(self) -> int | None:
@@ -375,7 +340,18 @@ class EngineSupervisor:
 
     def watch(self) -> asyncio.Queue[EngineState]:
         """A queue that holds the current state and receives every later one."""
-        return self._states.watch()
+        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
+        watcher.put_nowait(self.state)
+        self._watchers.append(watcher)
+        return watcher
+
+    def _become(self, state: EngineState) -> None:
+        """Change the state, unless it is final."""
+        if state == self.state or self.state.is_final:
+            return
+        self.state = state
+        for watcher in self._watchers:
+            watcher.put_nowait(state)
 
     async def start(self) -> None:
         """Start the process and its supervision; returns before it is ready."""
@@ -387,30 +363,30 @@ class EngineSupervisor:
         Raises:
             EngineStartError: it will not be.
         """
-        states = self._states.watch()
+        states = self.watch()
         try:
             while (state := await states.get()) != EngineState.READY:
                 if state.is_final:
                     raise EngineStartError(self._failure or "the engine was closed")
         finally:
-            self._states.unwatch(states)
+            self._watchers.remove(states)
         return self.info
 
     async def wait_failed(self) -> str:
         """Wait until the engine has failed for good or was closed, and return why (empty when closed)."""
-        states = self._states.watch()
+        states = self.watch()
         try:
             while not (await states.get()).is_final:
                 pass
         finally:
-            self._states.unwatch(states)
+            self._watchers.remove(states)
         return self._failure
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the process and every call. at_once: without letting it finish its step."""
         # A loading process does not read commands yet, so asking it to close is pointless.
         grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY and not at_once else 0.0
-        self._states.become(EngineState.CLOSED)
+        self._become(EngineState.CLOSED)
         self.listener.on_lost(EngineDeadError("the server stopped"))
         if self._child is not None:
             await self._child.close(grace_s)
@@ -472,7 +448,7 @@ class EngineSupervisor:
         if self.state == EngineState.CLOSED:
             return None
         if self._info is not None:
-            self._states.become(EngineState.RESTARTING)
+            self._become(EngineState.RESTARTING)
         ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
         delay = self._policy.after_death(ready_for)
         self._start_at = time.monotonic() + (delay or 0.0)
@@ -505,7 +481,7 @@ class EngineSupervisor:
 
     def _give_up(self, why: str) -> None:
         self._failure = why
-        self._states.become(EngineState.FAILED)
+        self._become(EngineState.FAILED)
         self.listener.on_lost(self.unavailable())
 
     def _take(self, frame: list[Any]) -> None:
@@ -524,7 +500,7 @@ class EngineSupervisor:
                 self._start_s = self._ready_at - self._start_at
                 if self.cache_feed is not None:
                     self.cache_feed.cleared()
-                self._states.become(EngineState.READY)
+                self._become(EngineState.READY)
             case Frame.DIED:
                 self._last_words = (rest[0], rest[1])
             case _:

@@ -169,27 +169,19 @@ def _unpacker(hint: Any) -> Convert | None:
         return partial(unpack, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint
-    args, origin = get_args(hint), get_origin(hint)
+    origin = get_origin(hint)
+    if origin not in (tuple, dict, list, Union, UnionType):
+        return None
+    convert = _unpacker(get_args(hint)[1 if origin is dict else 0])
+    if convert is None:
+        return tuple if origin is tuple else None
     if origin is tuple:
-        inner = _unpacker(args[0])
-        return tuple if inner is None else lambda value: tuple(map(inner, value))
+        return lambda values: tuple(map(convert, values))
     if origin is dict:
-        return _by_name(_unpacker(args[1]))
+        return lambda values: {name: convert(value) for name, value in values.items()}
     if origin is list:
-        return _each(_unpacker(args[0]))
-    return _if_any(_unpacker(args[0])) if origin in (Union, UnionType) else None
-
-
-def _by_name(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: {name: convert(part) for name, part in value.items()}
-
-
-def _each(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda values: [convert(value) for value in values]
-
-
-def _if_any(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
+        return lambda values: [convert(value) for value in values]
+    return lambda value: None if value is None else convert(value)
 
 
 class FrameLink(asyncio.Protocol):
