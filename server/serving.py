@@ -15,9 +15,8 @@ from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
 from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
 from server.grpc.server import GrpcServer
-from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
+from server.http.app import DIALECTS, ENDPOINTS, HttpCalls, build_app, with_cors
 from server.http.call import ServerContext
-from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener
 from server.observe.observer import build_observer

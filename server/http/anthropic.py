@@ -142,7 +142,6 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     ids = await encode_messages(body, model, conversation.messages, tools)
     if ids and beginning:
         ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
-    body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     return ids
 
 
@@ -285,7 +284,7 @@ class MessageAnswer:
     media_type = MEDIA_TYPE
 
     def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: TokenizerLike) -> None:
-        self._head, self._request, self._tokenizer = head, parsed.request, tokenizer
+        self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer
         self._tools = parsed.tools
         self._blocks, self._totals = Blocks(parsed.tools), Totals()
         self._end: dict[str, Any] = {}
@@ -296,7 +295,7 @@ class MessageAnswer:
             return self._steps(self._blocks.push(event.text))
         if isinstance(event, Finished):
             rest = self._steps(self._blocks.end())
-            self._end = self._stop_fields(event, self._blocks.called)
+            self._end = stop_fields(event, self._blocks.called, self._limit, self._tokenizer)
             return rest
         started = {"type": "message_start", "message": {**self._head, "usage": usage(self._totals)}}
         return named_event(started) + named_event({"type": "ping"})
@@ -308,12 +307,9 @@ class MessageAnswer:
     def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
         (sample,) = samples
         blocks = Blocks.of(sample.text, self._tools)
-        end = self._stop_fields(sample.end, blocks.called)
+        end = stop_fields(sample.end, blocks.called, self._limit, self._tokenizer)
         content = [content_block(block) for block in blocks.found]
         return {**self._head, "content": content, **end, "usage": usage(totals), **extras(totals)}
-
-    def _stop_fields(self, event: Finished, called: bool) -> dict[str, Any]:
-        return stop_fields(event, called, self._request.stopping.max_tokens, self._tokenizer)
 
     def _steps(self, steps: Steps) -> bytes:
         return b"".join(named_event(_step_event(*step)) for step in steps)

@@ -1,4 +1,5 @@
-"""All endpoints as one ASGI application: routing, choice of model, keys, errors, CORS and the OpenAPI document."""
+"""All endpoints as one ASGI application: routing, choice of model, keys, errors, CORS, the OpenAPI document, and a
+record of every call."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
@@ -24,7 +25,7 @@ from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFo
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.ollama import OLLAMA, OllamaErrors
-from server.http.openai import DEEPSEEK, OPENAI
+from server.http.openai import OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.playground import PLAYGROUND
@@ -33,6 +34,8 @@ from server.http.sglang import SGLANG
 from server.http.tabby import TABBY
 from server.http.vllm import RENDER, VLLM
 from server.json_body import write_json
+from server.observe.observer import Observer
+from server.observe.records import ARM_HEADER, MAX_ID_CHARACTERS, REQUEST_ID_HEADER, leave_call, set_call
 from server.served_model import ServedModel, Task
 from specdec.errors import InvalidRequestError
 
@@ -79,7 +82,8 @@ class EndpointApp:
             sent = {name: call.header(name) for name in KEY_HEADERS}
             set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
-            endpoint = self._choose(call)
+            claiming = (each for each in self._endpoints if each.claims is not None and each.claims(call.data))
+            endpoint = next(claiming, endpoint)
             call.fields = endpoint.fields
             if self._server.models.several:
                 call.model = model_of(call, endpoint)
@@ -94,13 +98,6 @@ class EndpointApp:
                 await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
         finally:
             call.ended()
-
-    def _choose(self, call: Call) -> Endpoint:
-        if len(self._endpoints) > 1:
-            for endpoint in self._endpoints:
-                if endpoint.claims is not None and endpoint.claims(call.data):
-                    return endpoint
-        return self._endpoints[-1]
 
 
 _OLLAMA = "/api/"
@@ -184,7 +181,7 @@ _ERRORS = OpenAIErrors()
 # A dialect that claims its bodies precedes the one with which it shares a path.
 DIALECTS: tuple[Endpoint, ...] = (
     *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC,
-    *VLLM, *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+    *VLLM, *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PLAYGROUND)
 
@@ -241,3 +238,52 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         app, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"], expose_headers=_SHOWN,
         max_age=_PREFLIGHT_S,
     )  # fmt: skip
+
+
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
+# A proxy's status for a client that has left; no client sees it.
+_CLIENT_LEFT = "499"
+
+
+class HttpCalls:
+    """An ASGI application around ``app``. Every answer carries an ``x-request-id``: the client's, or a fresh one."""
+
+    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+        self._app, self._observer = app, observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        record = self._observer.begin_call(
+            "http", scope["path"], lambda name: headers.get(name.encode(), b"").decode("latin-1")
+        )
+        given = headers.get(_REQUEST_ID, b"")
+        if not given:
+            given = record.request_id.encode()
+            # The call has one id everywhere, so the fresh id precedes a header that is missing or empty.
+            scope["headers"] = [(_REQUEST_ID, given), *scope["headers"]]
+        status = ""
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+                own = [(_REQUEST_ID, given)] if len(given) <= MAX_ID_CHARACTERS else []
+                if record.arm:
+                    own.append((ARM_HEADER.encode(), record.arm.encode()))
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        token = set_call(record)
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            status = _CLIENT_LEFT
+            raise
+        except Exception:
+            status = "500"
+            raise
+        finally:
+            leave_call(token)
+            # The path with placeholders for its parameters; one name for all that is not served: there is no end of it.
+            record.endpoint = getattr(scope.get("endpoint"), "path", "other")
+            self._observer.end_call(record, status or _CLIENT_LEFT)

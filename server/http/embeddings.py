@@ -62,7 +62,7 @@ async def embed(call: Call) -> None:
         requests = asked.requests(f"embd-{call.request_id}", prompts, _options(fields), violations, "input")
         found = await asked.run(requests)
         tokens = sum(usage.prompt_tokens for _, usage in found)
-        write = _base64 if own["encoding_format"] == "base64" else _floats
+        write = _base64 if own["encoding_format"] == "base64" else np.ascontiguousarray
         data = [{"object": "embedding", "index": i, "embedding": write(row)} for i, (row, _) in enumerate(found)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         answer = {"object": "list", "data": data, "model": call.model.name, "usage": usage, **call.notes()}
@@ -72,10 +72,6 @@ async def embed(call: Call) -> None:
 def _options(fields: RequestFields) -> dict[str, Any]:
     """The options of `_OPTIONS` as fields of `Request`."""
     return {each.sets: fields.engine[each.sets] for each in _OPTIONS if each.sets in fields.engine}
-
-
-def _floats(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.ascontiguousarray(values)
 
 
 def _base64(values: NDArray[np.float32]) -> str:

@@ -101,6 +101,7 @@ async def encode_messages(
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
+    body.violations.check(bool(ids), body.names.get("messages", "messages"), "must amount to at least one token")
     return ids
 
 

@@ -81,10 +81,7 @@ class AnswerWriter:
 
 HEAD_BYTES = 1 << 16  # of the first line and the headers
 HEAD_LINES = 128  # h11 takes 0.1 ms for each
-MOST_CHUNKS, CHUNK_BYTES = (
-    1024,
-    128,
-)  # h11 takes 20 us for a chunk: of more than so many, the mean length is at least this
+MOST_CHUNKS, CHUNK_BYTES = 1024, 128  # h11 takes 20 us for a chunk: of more, the mean length is at least this
 HEAD_S = 30.0  # for them to arrive
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -190,6 +187,8 @@ class HttpProtocol(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application with this module's writer. A connection has one call at a time, the one of ``cycle``."""
         self.began_s = self.loop.time()
+        if scope["path"].startswith(("http://", "https://")):  # RFC 9112, 3.2.2: from clients of a proxy
+            scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
         send = AnswerWriter(self.cycle).send
         declared = (int(value) for name, value in scope["headers"] if name == _LENGTH)
         with self._budget.body(self.transport.abort, next(declared, self._budget.longest)) as body:

@@ -55,11 +55,13 @@ def result(
     end: Finished,
     seed: int | None,
     probabilities: list[dict[str, Any]] | None = None,
+    *,
+    has_new_line: bool = False,
 ) -> dict[str, Any]:
     """All fields of an answer, or the requested ones. ``seed``: the caller's, or the one that was drawn.
 
     ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. ``probabilities``
-    None: they were not requested, or already sent.
+    None: they were not requested, or already sent. ``has_new_line``: whether text already sent has one.
     """
     usage, reason = end.usage, end.reason
     stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
@@ -74,7 +76,7 @@ def result(
         "tokens_predicted": usage.output_tokens,
         "tokens_evaluated": usage.prompt_tokens,
         "generation_settings": _settings(parsed, seed),
-        "has_new_line": "\n" in text,
+        "has_new_line": has_new_line or "\n" in text,
         "truncated": False,
         "stop_type": "none" if reason is FinishReason.ABORTED else kind,
         "stopping_word": stopped,
@@ -146,16 +148,20 @@ class LlamaAnswer:
     def __init__(self, parsed: LlamaRequest, model: str, tokenizer: TokenizerLike) -> None:
         self._request, self._model, self._tokenizer = parsed, model, tokenizer
         self._made = [0] * parsed.request.sampling.n
+        self._with_new_line: set[int] = set()  # samples
         self._seed: int | None = None
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         if isinstance(event, Finished):
-            return sse(result(self._request, self._model, "", [], event, self._seed))
+            has_new_line = event.index in self._with_new_line
+            return sse(result(self._request, self._model, "", [], event, self._seed, has_new_line=has_new_line))
         if isinstance(event, Started):
             self._seed = event.seed
         if not isinstance(event, Delta):
             return b""
         self._made[event.index] += len(event.token_ids)
+        if "\n" in event.text:
+            self._with_new_line.add(event.index)
         if not event.text and not self._request.return_tokens and not event.logprobs:
             return b""
         found: dict[str, Any] = {

@@ -36,7 +36,7 @@ async def parse_fim(call: Call) -> CompletionRequest:
     if not isinstance(call.data.get("prompt"), str):
         raise InvalidRequestError.of("prompt", "must be text, the part before the gap")
     parsed = await parse_completion(call, FIM_FIELDS)
-    return replace(parsed, streaming=replace(parsed.streaming, usage_at_end=True))
+    return replace(parsed, streaming=replace(parsed.streaming, is_mistral=True))
 
 
 class FimAnswer(CompletionAnswer):

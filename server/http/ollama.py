@@ -299,7 +299,6 @@ async def parse_chat(call: Call) -> OllamaRequest:
     ids: tuple[int, ...] = ()
     if not empty and not body.violations.found:
         ids = await read_conversation(body, call.model, tools, continues=True)
-        body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     use_tools(body, fields, tools, tokenizer)
     request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT)
     check_requests([request], call.model.info, body.violations)
@@ -598,19 +597,12 @@ OLLAMA = (
     Endpoint("POST", "/api/generate", generate, _ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
     Endpoint("POST", "/api/chat", chat, _ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
     Endpoint("POST", "/api/embed", embed, _ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED),
-    Endpoint(
-        "POST",
-        "/api/embeddings",
-        embed_one,
-        _ERRORS,
-        "Ollama: the embedding of a text",
-        OLD_EMBED_FIELDS,
-        task=Task.EMBED,
-    ),
+    Endpoint("POST", "/api/embeddings", embed_one, _ERRORS, "Ollama: the embedding of a text", OLD_EMBED_FIELDS,
+             task=Task.EMBED),
     Endpoint("POST", "/api/pull", pull, _ERRORS, "Ollama: whether a model is served", PULL_FIELDS),
     Endpoint("POST", "/api/show", show, _ERRORS, "Ollama: what the model can do", _NAMES),
     Endpoint("GET", "/api/tags", tags, _ERRORS, "Ollama: the models served"),
     Endpoint("GET", "/api/ps", running, _ERRORS, "Ollama: the models loaded"),
     Endpoint("GET", "/api/version", version, _ERRORS, "Ollama: the API's level"),
     Endpoint("GET", "/", alive, _ERRORS, "Ollama: a server is there"),
-)
+)  # fmt: skip

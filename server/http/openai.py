@@ -65,11 +65,7 @@ OPENAI = (
     Endpoint("POST", "/v1/completions", complete, _ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
     Endpoint("POST", "/v1/chat/completions", chat, _ERRORS, "Answer in a conversation", CHAT_FIELDS, ("messages",),
              task=Task.CHAT),
+    Endpoint("POST", "/beta/completions", complete, _ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
     Endpoint("GET", "/v1/models", list_models, _ERRORS, "The models served"),
     Endpoint("GET", "/v1/models/{model:path}", show_model, _ERRORS, "The model of a name", parameters=(_MODEL,)),
 )  # fmt: skip
-
-
-DEEPSEEK = (
-    Endpoint("POST", "/beta/completions", complete, _ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
-)

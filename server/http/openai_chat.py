@@ -50,7 +50,6 @@ class ChatRequest:
     streaming: StreamOptions
     tools: ToolUse | None  # that the model knows, so its text may hold calls of them
     return_token_ids: bool
-    whole_calls: bool = False  # a stream has each call in one piece
 
 
 async def parse_chat(call: Call) -> ChatRequest:
@@ -71,12 +70,10 @@ async def parse_chat(call: Call) -> ChatRequest:
     request = fields.request(f"chatcmpl-{call.request_id}", ids or NO_PROMPT)
     if tools is not None and request.resume is not None:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
-    body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.model.info, body.violations)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
-    is_mistral = "mistral" in call.header("user-agent")
-    streaming = replace(streaming, usage_at_end=is_mistral)
-    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"], whole_calls=is_mistral)
+    streaming = replace(streaming, is_mistral="mistral" in call.header("user-agent"))
+    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"])
 
 
 class ChatAnswer:
@@ -90,7 +87,7 @@ class ChatAnswer:
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
         self._parsers: list[ToolCallParser] | None = None
         if parsed.tools is not None:
-            self._parsers = [parsed.tools.parser(whole=parsed.whole_calls) for _ in range(self._n)]
+            self._parsers = [parsed.tools.parser(whole=parsed.streaming.is_mistral) for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)

@@ -89,7 +89,7 @@ class StreamOptions:
     stream: bool
     include_usage: bool = False  # a last chunk without choices carries the usage
     continuous: bool = False  # every chunk carries the usage so far
-    usage_at_end: bool = False  # the last chunk with a choice carries the usage, as Mistral's
+    is_mistral: bool = False  # Mistral's: the last chunk with a choice carries the usage, and a call comes in one piece
 
 
 def stream_options(body: Body, fields: RequestFields) -> StreamOptions:
@@ -268,7 +268,7 @@ class Chunks:
         if self.totals.finished < self._samples or self._options.include_usage:
             return self.chunk(choice)
         figures = extras(self.totals)
-        if self._options.usage_at_end:
+        if self._options.is_mistral:
             figures["usage"] = usage(self.totals)
         return self.chunk(choice, **figures)
 

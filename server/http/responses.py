@@ -135,7 +135,6 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     conversation = _read_input(body, fields)
     if not body.violations.found:
         ids = await encode_messages(body, call.model, conversation.messages, tools)
-        body.violations.check(bool(ids) or bool(body.violations.found), "input", "must amount to at least one token")
     wanted = LOGPROBS in fields.own["include"]
     set_logprobs(body, fields, wanted, f'"{LOGPROBS}" in include')
     if wanted and tools is not None:

@@ -12,8 +12,8 @@ import specdec
 from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
-from server.completion.service import CompletionService, Outcome
-from server.http.answering import Totals
+from server.completion.service import Outcome
+from server.http.answering import whole_answer
 from server.http.call import Call, Endpoint
 from server.http.fields import COMMON, MODEL
 from server.http.openai_format import OpenAIErrors, extras
@@ -150,30 +150,18 @@ async def parse_completion(call: Call) -> tuple[Request, LineEnds]:
 async def complete(call: Call) -> None:
     """Answer ``call``."""
     with call.model.gate.enter():
-        service = call.model.completion
         request, ends = await parse_completion(call)
-        text, totals = await _fill_in(service, request, call.supersedes_key)
+        (sample,), totals = await whole_answer(call, [request])
+        if sample.text:  # it is remembered until the client reports its outcome
+            owner = current_caller().scoped(request.cache_salt)
+            call.model.completion.outcomes.suggested(owner, request.request_id)
         body = {
             "id": request.request_id,
-            "choices": [{"index": 0, "text": ends.own(text)}],
+            "choices": [{"index": 0, "text": ends.own(sample.text)}],
             "mode": STANDARD,
             **extras(totals),
         }
         await call.reply(200, body)
-
-
-async def _fill_in(service: CompletionService, request: Request, supersedes_key: str) -> tuple[str, Totals]:
-    """The text, which is remembered until the client reports its outcome."""
-    principal, totals = current_caller(), Totals()
-    run = service.start(principal, request, supersedes_key)
-    try:
-        async for event in run.read():
-            totals.add(event)
-    finally:
-        run.leave()
-    if run.text:
-        service.outcomes.suggested(principal.scoped(request.cache_salt), request.request_id)
-    return run.text, totals
 
 
 EVENT_FIELDS: Table = (

@@ -51,6 +51,23 @@ def test_probes() -> None:
         assert "date" in response.headers
 
 
+def test_a_target_may_be_a_whole_url() -> None:
+    with running() as server:
+        for target, status in (
+            (b"http://any.host:80/livez?x=/", b"200"),
+            (b"http://any.host/x", b"404"),
+            (b"*", b"404"),
+        ):
+            answer = talk(server, b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target)
+            assert answer.startswith(b"HTTP/1.1 " + status), target
+
+
+def test_an_empty_request_id_is_replaced() -> None:
+    with running() as server:
+        answer = server.client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": ""})
+        assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+
+
 async def error_over_grpc(port: int) -> CallError:
     async with Client(f"127.0.0.1:{port}", retry=RetryPolicy(attempts=1)) as client:
         with pytest.raises(CallError) as caught:

@@ -209,6 +209,12 @@ def test_several_samples_are_a_list(fake: Server) -> None:
         assert [event["tokens_predicted"] for event in mine] == [1, 2, 2]
 
 
+def test_the_end_of_a_stream_tells_of_an_earlier_line_break(fake: Server) -> None:
+    for prompt, has_one in (("a\nb", True), ("abc", False)):
+        *_, last = fake.stream("/completion", prompt=prompt, n_predict=4)
+        assert (last["stop"], last["content"], last["has_new_line"]) == (True, "", has_one)
+
+
 def test_the_seed_that_was_drawn_is_returned(fake: Server) -> None:
     whole: Any = fake.ask("/completion", prompt="abc", n_predict=2)
     *_, last = fake.stream("/completion", prompt="abc", n_predict=2)
