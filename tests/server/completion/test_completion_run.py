@@ -66,7 +66,9 @@ async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(mon
     client = StubClient()
     doors = Admission(client, ServerConfig())
     observed = Observed(doors, monkeypatch)
-    arm = SimpleNamespace(admit=lambda who, request, key, admit: admit(who, replace(request, cache_salt="arm"), key))
+    arm = SimpleNamespace(
+        admit=lambda who, request, key, admit, begun: admit(who, replace(request, cache_salt="arm"), key, begun=begun)
+    )
     monkeypatch.setattr(doors, "experiments", arm)
     observed.service.start(CALLER, replace(FIRST, cache_salt="own"))
     given = client.given[-1]
