@@ -299,7 +299,7 @@ def read_grammar(body: Body, name: str, kind: GrammarKind, *, close: bool = True
         return None
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, str):
         value = _parsed_schema(body, name, value)
-    if kind is GrammarKind.JSON_SCHEMA and isinstance(value, dict):
+    if kind is GrammarKind.JSON_SCHEMA and isinstance(value, dict) and len(write_json(value)) <= MAX_SCHEMA_BYTES:
         value, warning = lenient(closed(value) if close else value)
         if warning:
             body.warn(name, warning)

@@ -21,7 +21,8 @@ WINDOW_LINES = 10  # on each side of the cursor's line
 WINDOW_CHARACTERS = 8192  # the window has fewer lines where they are long
 CONTEXT_LINES = 20  # on each side of the window, in forms that show them
 DIFF_CONTEXT = 3  # unchanged lines on each side of a recent edit
-RECENT_EDITS, RECENT_CHARACTERS = 16, 4096  # of the newest edits, and of each; longer ones are ignored
+RECENT_EDITS = 16  # the newest ones that are shown
+RECENT_CHARACTERS, RECENT_LINES = 4096, 256  # of each, its lines before and after together; longer ones are ignored
 PROBLEMS, PROBLEM_CHARACTERS = 16, 256  # of the diagnostics that are shown, and of each
 MAX_PATH = 1024  # characters
 SPARE_TOKENS = 128  # that the new window may be longer than the current one
@@ -62,7 +63,10 @@ class RecentEdit:
     @property
     def is_short(self) -> bool:
         """Whether it is part of prompts, and compared with predicted edits."""
-        return len(self.path) + len(self.before) + len(self.after) <= RECENT_CHARACTERS
+        return (
+            len(self.path) + len(self.before) + len(self.after) <= RECENT_CHARACTERS
+            and self.before.count("\n") + self.after.count("\n") <= RECENT_LINES
+        )
 
     def is_undone_by(self, old: Sequence[str], new: Sequence[str]) -> bool:
         """Whether replacing the lines ``old`` by ``new`` takes the edit, or a part of it, back."""
@@ -84,10 +88,9 @@ def _lines(text: str, *, keepends: bool = False) -> list[str]:
 def _sides(diff: str) -> Iterator[str]:
     """The text before and after a unified diff."""
     lines = _lines(diff.replace("\r\n", "\n"))
-    if any(line.startswith("@@") for line in lines):  # what precedes the first hunk names the file
-        while not lines[0].startswith("@@"):
-            del lines[0]
-    lines = [line or " " for line in lines if not line.startswith(("@@", "\\"))]
+    # What precedes the first hunk names the file
+    first = next((i for i, line in enumerate(lines) if line.startswith("@@")), 0)
+    lines = [line or " " for line in lines[first:] if not line.startswith(("@@", "\\"))]
     return ("".join(line[1:] + "\n" for line in lines if line[0] in marks) for marks in (" -", " +"))
 
 

@@ -101,6 +101,8 @@ class CheckProcess:
             ValueError: the grammar is wrong or too complex.
             OSError: the process does not start, or ended for a reason of its own; the grammar may be a good one.
         """
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # something ended it while it had nothing to do
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None

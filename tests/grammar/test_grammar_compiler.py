@@ -183,6 +183,17 @@ def test_a_panic_of_the_library_rejects_its_grammar_alone(monkeypatch: pytest.Mo
     ours.close()
 
 
+def test_a_check_process_that_ended_while_idle_is_replaced() -> None:
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
+    compiled(ours, GrammarParams(KIND.REGEX, "a"))
+    process = ours._check_process._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    compiled(ours, GrammarParams(KIND.REGEX, "b"))
+    ours.close()
+
+
 def test_the_memory_of_a_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "CHECK_WALL_SECONDS", 600.0)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE, check_seconds=600.0)

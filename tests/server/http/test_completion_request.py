@@ -11,6 +11,8 @@ import pytest
 from server.completion.prompt_packer import FimNotSupportedError
 from server.errors import UnknownModelError
 from server.http.openai_completions import parse_completion
+from server.json_body import Body, write_json
+from server.request_fields import read_grammar
 from server.served_model import model_names
 from specdec.core.types import (
     GrammarKind,
@@ -22,7 +24,7 @@ from specdec.core.types import (
     SpeculationParams,
     StoppingParams,
 )
-from specdec.errors import PromptTooLongError
+from specdec.errors import PromptTooLongError, ViolationCollector
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import Fim, asked, make_context, violations
 
@@ -124,6 +126,13 @@ GRAMMARS = [
 def test_grammars(fields: dict[str, Any], wanted: tuple[Any, ...] | None) -> None:
     grammar = None if wanted is None else GrammarParams(*wanted)
     assert request(**fields) == dataclasses.replace(PLAIN, grammar=grammar)
+
+
+def test_a_schema_that_is_too_long_is_left_to_the_check_of_its_length() -> None:
+    """Closing its objects first would hold up all other calls."""
+    schema = {"properties": {f"p{i}": {"type": "object", "properties": {}} for i in range(2000)}}
+    params = read_grammar(Body({"schema": schema}, ViolationCollector()), "schema", GrammarKind.JSON_SCHEMA)
+    assert params == GrammarParams(GrammarKind.JSON_SCHEMA, write_json(schema).decode())
 
 
 def test_other_fields() -> None:
