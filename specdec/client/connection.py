@@ -189,7 +189,9 @@ def cut_of(error: CallError) -> CallError | None:
         return error
     lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
     if error.code in lost and not error.reason and any(word in error.message for word in _CUT_WORDS):
-        return CallError(grpc.StatusCode.UNAVAILABLE, error.message, reached=False, address=error.address)
+        cut = CallError(grpc.StatusCode.UNAVAILABLE, error.message, reached=False, address=error.address)
+        cut.engines_stopped = error.engines_stopped
+        return cut
     return None
 
 

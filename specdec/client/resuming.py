@@ -58,7 +58,8 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
-        self._resumed_calls, self._call_ended = 0, asyncio.Event()  # that run now; the end of the next one of them
+        # Calls for the rest of a sample, queued ones too; set when the next of them gives its place at the server back
+        self._open_calls, self._place_given_back = 0, asyncio.Event()
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -105,11 +106,10 @@ class ResumableStream:
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began, other_ended = len(had.tokens), False, self._call_ended
+            known, began, place_given_back = len(had.tokens), False, self._place_given_back
             try:
-                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
+                async with aclosing(self._counted_call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
-                        self._resumed_calls += not began
                         began = True
                         if isinstance(event, Started):
                             self._check_prompt(event)
@@ -125,8 +125,8 @@ class ResumableStream:
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
-                if error.metadata.get("limit") == "max_concurrent" and (self._resumed_calls or other_ended.is_set()):
-                    await other_ended.wait()  # other samples take the key's places
+                if _has_no_place(error) and (self._open_calls or place_given_back.is_set()):
+                    await place_given_back.wait()  # other samples take the key's places
                     continue
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
@@ -140,11 +140,25 @@ class ResumableStream:
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
-            finally:
-                if began:
-                    self._resumed_calls -= 1
-                    self._call_ended.set()
-                    self._call_ended = asyncio.Event()
+
+    async def _counted_call(
+        self, message: Message, retry: RetryPolicy, stopped: int
+    ) -> AsyncGenerator[Started | Delta | Finished, None]:
+        """`_call`, counted in ``_open_calls``."""
+        self._open_calls += 1
+        given_back = True
+        try:
+            async with aclosing(self._call(message, retry, stopped)) as events:
+                async for event in events:
+                    yield event
+        except CallError as error:
+            given_back = not _has_no_place(error)
+            raise
+        finally:
+            self._open_calls -= 1
+            if given_back:
+                self._place_given_back.set()
+                self._place_given_back = asyncio.Event()
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
@@ -227,3 +241,8 @@ async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _has_no_place(error: CallError) -> bool:
+    """Whether the key's other requests take all of its places."""
+    return error.metadata.get("limit") == "max_concurrent"

@@ -156,7 +156,10 @@ async def test_calls_of_many_samples_do_not_interfere() -> None:
     assert {request.scheduling.supersedes_key for request in script.asked if request.sampling.seed == 5} == {"editor"}
 
 
-async def test_samples_resume_one_after_the_other_where_the_key_allows_one_call() -> None:
+@pytest.mark.parametrize(("queued_s", "ending_s"), [(0.5, 0.0), (0.0, 0.5)])
+async def test_samples_resume_one_after_the_other_where_the_key_allows_one_call(
+    queued_s: float, ending_s: float
+) -> None:
     class OneCall(Script):
         """Takes one call at a time."""
 
@@ -167,8 +170,9 @@ async def test_samples_resume_one_after_the_other_where_the_key_allows_one_call(
                 await refuse(context, RateLimitedError("key", "max_concurrent", 1, 0.01))
             self.running = True
             try:
+                await asyncio.sleep(queued_s if len(self.asked) else 0.0)
                 await super().GenerateStream(request, context)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(ending_s)
             finally:
                 self.running = False
 
