@@ -78,6 +78,7 @@ def _cached(
     file = cache.open()
     if file is None:
         return None
+    check_heads(name, file.config)  # former versions wrote the file before they refused the model
     check_memory(name, file.nbytes, dtype)
     buffer = cache.read(file, progress)
     return None if buffer is None else (file.config, buffer, file.bits)
