@@ -161,7 +161,7 @@ class ModelConfig(Section):
                 config = self.server_config(name)
                 _check_paths(config)
             except ValidationError as error:
-                raise ValueError(f"settings of release {name}: {problems(error)}") from None
+                raise ValueError(f"settings of release {name}: {problems(error, Config)}") from None
             except ValueError as error:
                 raise ValueError(f"settings of release {name}: {error}") from None
             server = config.server
@@ -256,7 +256,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     try:
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {problems(error)}") from None
+        raise ConfigError(f"{path}: {problems(error, ClusterConfig)}") from None
 
 
 def fixed_changes(running: ClusterConfig, changed: ClusterConfig) -> list[str]:

@@ -50,7 +50,7 @@ class FleetState(BaseModel):
         except OSError as error:
             raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
         except ValidationError as error:
-            raise ConfigError(f"{path}: {problems(error)}") from None
+            raise ConfigError(f"{path}: {problems(error, cls)}") from None
 
 
 def private_folder(path: Path) -> Path:

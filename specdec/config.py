@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -464,7 +464,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
+        raise ConfigError(f"{path or 'configuration'}: {problems(error, Config)}") from None
 
 
 def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | None) -> None:
@@ -477,23 +477,46 @@ def _put(data: dict[str, Any], names: Sequence[str], value: Any, path: Path | No
     node[names[-1]] = value
 
 
-def problems(error: ValidationError) -> str:
-    """Every invalid field with the reason, joined by semicolons; only a reason where no single field is at fault."""
-    found = ((".".join(map(str, e["loc"])), _reason(e)) for e in error.errors())
+def problems(error: ValidationError, model: Any) -> str:
+    """Every invalid field with the reason, joined by semicolons; only a reason where no single field is at fault.
+
+    model: what was validated, a model or a type that contains models.
+    """
+    found = ((".".join(map(str, e["loc"])), _reason(e, model)) for e in error.errors())
     return "; ".join(f"{field}: {reason}" if field else reason for field, reason in found)
 
 
-def _reason(problem: ErrorDetails) -> str:
+def _reason(problem: ErrorDetails, model: Any) -> str:
     """What is wrong with a field; of one that does not exist, also which one may be meant."""
     if problem["type"] != "extra_forbidden":
         return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-    fields = {name for section in Section.__subclasses__() for name in section.model_fields}
-    likely = difflib.get_close_matches(str(problem["loc"][-1]), fields, 1, 0.75)
-    if not likely:
-        return "there is no such field"
-    if likely[0] == problem["loc"][-1]:
+    *path, name = map(str, problem["loc"])
+    section = _models_in(model)
+    for part in path:  # a part that is no field is a key or an index, whose value is of the same models
+        fields = [each.model_fields[part].annotation for each in section if part in each.model_fields]
+        section = [inner for field in fields for inner in _models_in(field)] or section
+    likely = difflib.get_close_matches(name, [field for each in section for field in each.model_fields], 1, 0.75)
+    if likely:
+        return f"there is no such field, did you mean `{likely[0]}`?"
+    if _has_field(model, name):
         return "there is no such field here, another section has it"
-    return f"there is no such field, did you mean `{likely[0]}`?"
+    return "there is no such field"
+
+
+def _models_in(kind: Any) -> list[type[BaseModel]]:
+    """The models of which a value of type ``kind`` consists."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for inner in get_args(kind) for model in _models_in(inner)]
+
+
+def _has_field(kind: Any, name: str) -> bool:
+    """Whether a model in ``kind``, or one inside of it, has the field."""
+    models = _models_in(kind)
+    return any(
+        name in model.model_fields or any(_has_field(field.annotation, name) for field in model.model_fields.values())
+        for model in models
+    )
 
 
 def load_yaml(text: str) -> Any:

@@ -132,7 +132,7 @@ def read_profile(path: Path) -> Profile:
         profile = Profile.model_validate(json.loads(data))
         profile.engine_config()
     except ValidationError as error:
-        raise ConfigError(f"profile: {path}: {problems(error)}; `specdec plan export` makes one") from None
+        raise ConfigError(f"profile: {path}: {problems(error, Profile)}; `specdec plan export` makes one") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"profile: {path} is not JSON ({error}); `specdec plan export` makes one") from None
     return profile

@@ -111,7 +111,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
         entries = _ENTRIES.validate_python(load_yaml(text) or [])
     except ValidationError as error:
         # The message must not contain values: one may be a key, pasted instead of its hash.
-        raise ConfigError(f"server.keys_file: {path}: {problems(error)}") from None
+        raise ConfigError(f"server.keys_file: {path}: {problems(error, list[KeyEntry])}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     for field in ("name", "hash"):

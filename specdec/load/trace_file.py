@@ -90,7 +90,7 @@ def read_trace_lines(path: Path) -> list[tuple[str, TraceLine]]:
                 if line.strip():
                     found.append((place, TraceLine.model_validate_json(line)))
             except ValidationError as error:
-                raise ConfigError(f"trace: {place}: {problems(error)}") from None
+                raise ConfigError(f"trace: {place}: {problems(error, TraceLine)}") from None
     if not found:
         raise ConfigError(f"trace: {path} holds no request")
     found.sort(key=lambda placed: placed[1].offset_s)
