@@ -377,3 +377,23 @@ async def test_bug_a_stop_while_the_engine_restarts_restores_its_draft(tmp_path:
         status = await server.experiments.stop("drafts")
         assert status.reason == "it was stopped by a call"
         assert (server.serving.client.info.draft, server.serving.client.draft_setting) == ("old", ("old", None))
+
+
+async def test_bug_a_block_whose_draft_a_restart_refuses_is_not_analysed(tmp_path: Path) -> None:
+    plan = (
+        "name: drafts\narms:\n  a: {engine: {draft: gone, draft_dtype: int8}}\n"
+        "  b: {engine: {draft: gone, draft_dtype: int4}}\n"
+        "assignment: {mode: switchback, block_s: 1h, washout_s: 0}\n"
+    )
+    async with live_server(tmp_path, draft="old") as server:
+        await server.experiments.start(plan)
+        await server.comes_to(lambda: server.serving.client.info.draft != "old")
+        assert (await server.ask("before")).status_code == 200
+        (before,) = server.got()
+        assert (await server.ask("killer", cache_salt="die")).status_code == 503
+        await server.comes_to(lambda: server.serving.client.info.draft == "old")  # the arm's cannot be loaded again
+        assert (await server.ask("after")).status_code == 200
+        first, _, last = await server.recorded(3, "drafts")
+        after = server.got()[-1]
+    assert (before["draft"][:4], first.warm_up) == ("gone", False)
+    assert (after["draft"], last.warm_up) == ("old", True)
