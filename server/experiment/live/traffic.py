@@ -22,7 +22,14 @@ from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
-from specdec.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
+from specdec.errors import (
+    DuplicateRequestError,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -213,7 +220,9 @@ def limit_reached(limit: int) -> str:
 
 
 # Refusals that depend on the caller, not on the arm
-_CALLERS_OWN = (RateLimitedError, DuplicateRequestError, InvalidRequestError)
+_CALLERS_OWN = (
+    RateLimitedError, DuplicateRequestError, InvalidRequestError, PromptTooLongError, FingerprintMismatchError,
+)  # fmt: skip
 _NO_ROOM = (QueueFullError, RateLimitedError)  # refusals after which a call may ask again
 
 

@@ -162,6 +162,8 @@ async def test_bug_a_request_that_its_caller_gets_wrong_is_no_failure_of_an_arm(
     scheduling = options_pb2.SchedulingOptions(supersedes_key="k" * 1025)
     with pytest.raises(grpc.aio.AioRpcError, match="supersedes_key"):
         await server.stream("x", scheduling=scheduling)
+    for script in ("malformed", "long"):  # refused by the engine, as a grammar is once it was compiled
+        assert (await server.ask("x", cache_salt=script)).status_code == 400
     await server.experiments.stop("widths")
     assert server.records() == []
 
