@@ -253,9 +253,9 @@ class ExperimentTraffic(Protocol):
     """Running experiments, which may give a request the options of its arms."""
 
     def admit(
-        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, begun: bool = False
+        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, asks_again: bool = False
     ) -> RequestStream:
-        """Submit ``request`` with the options of its arms; raises as ``submit``. begun: as in `Admission.admit`."""
+        """Submit ``request`` with the options of its arms; raises as ``submit``. asks_again: see `Admission.admit`."""
 
 
 class EngineClientProtocol(Protocol):
@@ -331,12 +331,13 @@ class Admission:
         supersedes_key: str = "",
         *,
         begun: bool = False,
+        asks_again: bool = False,
     ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
         supersedes_key: ends the running request of the same tenant with the same key. begun: it belongs to a call of
         which a request was admitted, so that it counts against the key's rates but is not refused for them: such a call
-        could never succeed.
+        could never succeed. asks_again: the call submits it again if it is refused for lack of room.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -349,7 +350,7 @@ class Admission:
         """
         through = partial(self._admit, begun=begun)
         if self.experiments is not None:
-            return self.experiments.admit(principal, request, supersedes_key, through, begun=begun)
+            return self.experiments.admit(principal, request, supersedes_key, through, asks_again=asks_again)
         return through(principal, request, supersedes_key)
 
     def _admit(
@@ -500,8 +501,8 @@ async def run_requests(
     """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
 
     Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. The first request must be
-    admitted at once. A later one that finds no room waits until another one of the call has ended, because the call
-    itself may take the room.
+    admitted at once. One that finds no room beside others of the call waits until one of those has ended, because the
+    call itself may take the room.
 
     key: ``supersedes_key``; ignored unless there is exactly one request. most: how many run at once; None: all. begun:
     as in `Admission.admit`, for the first request too.
@@ -515,21 +516,21 @@ async def run_requests(
                 yield 0, event
         return
     waiting = deque(enumerate(requests))
-    running: dict[int, tuple[RequestStream, asyncio.Task[None]]] = {}
+    running: dict[int, tuple[RequestStream, asyncio.Task[None], bool]] = {}  # the last: others ran at its submission
     # It is short, so a slow client's events wait in the streams, which are bounded.
     queue: _Events = asyncio.Queue(len(requests))
 
     def admit() -> None:
         while waiting and len(running) < (most or len(requests)):
-            number, request = waiting[0]
+            (number, request), beside = waiting[0], bool(running)
             try:
-                stream = admission.admit(current_caller(), request, begun=begun or number > 0)
+                stream = admission.admit(current_caller(), request, begun=begun or number > 0, asks_again=beside)
             except (QueueFullError, RateLimitedError):  # the latter only for `max_concurrent`, as the call has begun
-                if not running:
+                if not beside:
                     raise
                 return
             waiting.popleft()
-            running[number] = stream, asyncio.create_task(_read(number, stream, queue))
+            running[number] = stream, asyncio.create_task(_read(number, stream, queue)), beside
 
     try:
         admit()
@@ -538,9 +539,11 @@ async def run_requests(
             if item is None:
                 del running[number]
                 admit()
-            elif isinstance(item, QueueFullError) and number and len(running) > 1:  # the engine's queue is full
+            elif isinstance(item, QueueFullError) and running[number][2]:  # the engine's queue is full
                 waiting.appendleft((number, requests[number]))
                 del running[number]
+                if not running:  # the others have ended meanwhile
+                    admit()
             elif isinstance(item, Exception):
                 raise item
             else:
@@ -548,7 +551,7 @@ async def run_requests(
                     item.index += number * requests[0].sampling.n
                 yield number, item
     finally:
-        for stream, reading in running.values():
+        for stream, reading, _ in running.values():
             reading.cancel()
             stream.close()
 

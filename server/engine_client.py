@@ -398,8 +398,8 @@ class EngineClient:
         return freed
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
-        """Draft with another model or feature head from now on, or with no model; also after a restart of the engine.
-        Cancelling the call does not end the swap.
+        """Draft with another model or feature head from now on, or with no model. An engine that restarts loads it
+        too, or the configured one if it refuses this one. Cancelling the call does not end the swap.
 
         draft, dtype: as in the configuration, or a head's folder.
 

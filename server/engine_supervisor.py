@@ -364,7 +364,7 @@ class EngineSupervisor:
         return self._load
 
     def adopt(self, info: EngineInfo, config: EngineConfig) -> None:
-        """Record that the running engine was changed; ``config`` is used for restarts too."""
+        """Record that the running engine was changed; restarts use ``config`` too, until one refuses its draft."""
         self._info, self.config = info, config
 
     def send(self, *parts: Any) -> None:
@@ -491,7 +491,7 @@ class EngineSupervisor:
             self._give_up(message)
             return None
         _LOG.error("engine process %d died: %s; %s", pid, message or "no last words", how)
-        if refused and self.config is not self._configured:
+        if refused and _drafts_of(self.config) != _drafts_of(self._configured):
             _LOG.error("the next start has the configured draft again, not the one that was swapped in")
             self.config = self._configured
         if delay is None:
@@ -550,3 +550,8 @@ class EngineSupervisor:
                 self._last_words = (False, f"it was silent for more than {limit:g} s")
                 child.kill()
                 return
+
+
+def _drafts_of(config: EngineConfig) -> tuple[str | None, ...]:
+    """What a swap changes; the order of the drafters may differ after one that restored the configured draft."""
+    return config.draft, config.draft_dtype, config.draft_head

@@ -6,7 +6,7 @@ consists of. What stands behind the last ``/`` of a request's ``cache_salt`` is 
 - the pace: ``slow`` 0.05 s a step, ``prefill`` nothing for `PREFILL_STEPS` steps of 0.02 s, ``mute`` Started and then
   nothing, ``held`` one token and then nothing;
 - faults of a step: ``die`` raises, ``exit`` leaves the process, ``hang`` sleeps, ``broken`` fails the request;
-- faults of `submit`: ``full``, ``long`` and ``bug`` raise; ``untold``: every later `trace` raises.
+- faults of `submit`: ``full``, ``long``, ``malformed`` and ``bug`` raise; ``untold``: every later `trace` raises.
 
 A configuration's ``target`` scripts the start. This module imports little: every engine process begins with it.
 """
@@ -54,6 +54,7 @@ from specdec.core.types import (
 from specdec.errors import (
     ConfigError,
     DuplicateRequestError,
+    InvalidRequestError,
     ModelError,
     PromptTooLongError,
     QueueFullError,
@@ -268,6 +269,8 @@ class FakeEngine:
             raise QueueFullError(7, 2.5)
         if script == "long":
             raise PromptTooLongError(11, 12)
+        if script == "malformed":
+            raise InvalidRequestError.of("grammar", "it is malformed")
         if script == "bug":
             raise RuntimeError("a secret of the inside")
         if bytes(i for i in request.prompt_ids if i < 256).endswith(b"whoami"):

@@ -65,7 +65,7 @@ class LocalModel:
     async def encode(self, text: str, **options: Any) -> list[int]:
         return self.loaded.encode(text, **options)
 
-    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool) -> Stream:
+    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool, asks_again: bool) -> Stream:
         self.begun.append(begun)
         return Stream(run_all(self._engine, [request]))
 

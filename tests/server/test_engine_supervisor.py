@@ -142,6 +142,23 @@ async def test_a_process_that_cannot_be_started_hints_at_the_next_try(monkeypatc
         assert scene.hint_at(3.0) == 5.0
 
 
+@pytest.mark.parametrize(("draft", "given_up"), [("new", True), (None, False)])
+async def test_a_refused_start_gives_up_only_a_draft_that_was_swapped_in(
+    draft: str | None, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with acting(monkeypatch, first_s=0.0) as scene:
+        supervisor = scene.supervisor
+        configured = supervisor.config
+        child = await starts(scene, 1.0)
+        speculation = configured.speculation.model_copy(update={"drafters": (*reversed(configured.drafters),)})
+        supervisor.adopt(INFO, configured.model_copy(update={"draft": draft, "speculation": speculation}))
+        child._take([Frame.DIED, True, "no memory"])
+        child.kill()
+        await scene.children.get()
+        assert supervisor.config.draft is None
+    assert ("configured draft" in caplog.text) == given_up
+
+
 async def test_the_end_after_processes_that_cannot_be_started_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = EngineSupervisor(make_config(), policy=RestartPolicy(give_up_after=2))
     supervisor.listener = Scene(0.0)

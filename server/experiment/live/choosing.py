@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 
 from server.auth.principal import Principal
@@ -71,8 +72,8 @@ class BlockChooser:
     ``block:NUMBER``, with equal chances. It is predictable only with the salt, and stable across restarts.
 
     Requests within ``washout_s`` of a block's begin run beside those of the block before and are marked `warm_up`. With
-    ``waits_for_engine``, so are all until ``washout_s`` after the engine is switched for the block. ``now`` is Unix
-    time.
+    ``waits_for_engine``, so are all until ``washout_s`` after the engine is switched for the block, and while it no
+    longer is. ``now`` is Unix time.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class BlockChooser:
         self._block_s, self._washout_s = block_s, washout_s
         self._now, self._waits = now, waits_for_engine
         self._settled_block, self._settled_s = NO_BLOCK, 0.0
+        self._holds: Callable[[], bool] = lambda: True
 
     @property
     def block(self) -> int:
@@ -105,16 +107,16 @@ class BlockChooser:
         assert arm is not None  # every bucket takes part
         return arm
 
-    def settled(self, block: int) -> None:
-        """The engine is ready for ``block`` from now on."""
-        self._settled_block, self._settled_s = block, self._now()
+    def settled(self, block: int, holds: Callable[[], bool]) -> None:
+        """The engine is ready for ``block`` from now on, as long as ``holds`` returns True."""
+        self._settled_block, self._settled_s, self._holds = block, self._now(), holds
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
         now = self._now()
         block = int(now // self._block_s)
         begun_s = block * self._block_s
         if self._waits:
-            begun_s = self._settled_s if block == self._settled_block else math.inf
+            begun_s = self._settled_s if block == self._settled_block and self._holds() else math.inf
         return Choice(self.arm_of(block), block=block, warm_up=now - begun_s < self._washout_s)
 
 
@@ -157,7 +159,7 @@ class EngineSwitch:
             try:
                 await self._draft(*self._before)
                 return
-            except (EngineDeadError, SwapUnderWayError):  # a restart has the draft model of the last block
+            except (EngineDeadError, SwapUnderWayError):  # a restart tries the draft model of the last block
                 if self._client.engine.state.is_final:
                     raise
                 await asyncio.sleep(_RETRY_S)
@@ -171,8 +173,9 @@ class EngineSwitch:
         chooser = self._chooser
         while not self._stopping.is_set():
             block = chooser.block
+            settings = self._settings[chooser.arm_of(block)]
             try:
-                await self._apply(self._settings[chooser.arm_of(block)])
+                await self._apply(settings)
             except (EngineDeadError, SwapUnderWayError):
                 await self._pause(_RETRY_S)
                 continue
@@ -180,7 +183,7 @@ class EngineSwitch:
                 self._on_error(f"the engine cannot be switched: {error}")
                 return
             if chooser.block == block:  # false if the switch took longer than the block
-                chooser.settled(block)
+                chooser.settled(block, partial(self._holds, settings))
                 await self._pause(chooser.left_s(block))
 
     async def _pause(self, seconds: float) -> None:
@@ -193,6 +196,10 @@ class EngineSwitch:
             await self._draft(settings.draft, settings.draft_dtype)
         if settings.flush_cache:
             await self._client.flush_cache()
+
+    def _holds(self, settings: EngineSettings) -> bool:
+        """Whether the engine has the arm's draft model: a restart may have refused it, or an operator swapped it."""
+        return "draft" not in settings.names or self._client.draft_setting == (settings.draft, settings.draft_dtype)
 
     async def _draft(self, draft: str | None, dtype: WeightDtype | None) -> None:
         if self._client.draft_setting != (draft, dtype):

@@ -22,7 +22,14 @@ from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
 from specdec.core.types import Request
-from specdec.errors import DuplicateRequestError, InvalidRequestError, QueueFullError, RequestError
+from specdec.errors import (
+    DuplicateRequestError,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,27 +110,22 @@ class RunningExperiment:
         if self._switch is not None:
             self._switch.start()
 
-    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | None:
-        """The request's participation; None: it has none. ``asked``: the arm that its caller requests."""
+    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | str:
+        """The request's participation, or why it has none. ``asked``: the arm that its caller requests."""
         if not self.plan.leaves_free(request):
-            self.left_out[OWN_OPTIONS] += 1
-            return None
+            return OWN_OPTIONS
         if self.plan.drafters and not self.plan.drafters <= set(self._client.info.drafters):
-            self.left_out[NO_DRAFTER] += 1
-            return None
+            return NO_DRAFTER
         if principal.denied_indexes(self.plan.indexes):  # checked for both arms: they must have the same callers
-            self.left_out[NO_INDEX] += 1
-            return None
+            return NO_INDEX
         ceiling, highest = principal.limits.max_priority, self.plan.highest_priority
         if ceiling is not None and highest is not None and ceiling < highest:  # the cap would make both arms alike
-            self.left_out[NO_PRIORITY] += 1
-            return None
+            return NO_PRIORITY
         choice = self._chooser.choose(principal, request)
         if asked is not None:
             choice = (choice or Choice(asked))._replace(arm=asked)
         if choice is None:
-            self.left_out[NO_ARM] += 1
-            return None
+            return NO_ARM
         self._serial += 1
         return Participation(f"{request.request_id}#{self._run}-{self._serial}", choice, overridden=asked is not None)
 
@@ -131,15 +133,14 @@ class RunningExperiment:
         """``request`` with the options of its arm."""
         return self.plan.options[part.choice.arm].put(request)
 
-    def refused(self, part: Participation, error: RequestError) -> None:
-        """The request was refused: the queue was full, or the engine down."""
-        now_s = time.monotonic()
-        self._write(part.choice.arm, lambda: refused_record(part, error, self._clock, now_s))
+    def refused(self, part: Participation | str, asks_again: bool, error: RequestError) -> None:
+        """The request was refused: the queue was full, or the engine down. part: as `take` returned it."""
+        make = partial(refused_record, error=error, clock=self._clock, at_s=time.monotonic())
+        self._count(part, asks_again, error, make)
 
-    def ended(self, part: Participation, begun: bool, seen: RequestRecord) -> None:
+    def ended(self, part: Participation | str, asks_again: bool, seen: RequestRecord) -> None:
         """The request has ended, or the engine has refused it."""
-        if not _is_retried(seen.error, begun):
-            self._write(part.choice.arm, lambda: record_of(part, seen, self._clock))
+        self._count(part, asks_again, seen.error, partial(record_of, seen=seen, clock=self._clock))
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
@@ -183,6 +184,21 @@ class RunningExperiment:
         weights = {name: arm.weight for name, arm in config.arms.items()}
         return KeyChooser(salt, assignment.unit or "request", weights, assignment.share)
 
+    def _count(
+        self,
+        part: Participation | str,
+        asks_again: bool,
+        error: RequestError | None,
+        make: Callable[[Participation], Record],
+    ) -> None:
+        """Count a request that is over, as left out or by its record."""
+        if asks_again and isinstance(error, _NO_ROOM):
+            return  # its next attempt counts
+        if isinstance(part, str):
+            self.left_out[part] += 1
+        elif not isinstance(error, _CALLERS_OWN):
+            self._write(part.choice.arm, partial(make, part))
+
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
             return
@@ -204,12 +220,10 @@ def limit_reached(limit: int) -> str:
 
 
 # Refusals that depend on the caller, not on the arm
-_CALLERS_OWN = (RateLimitedError, DuplicateRequestError, InvalidRequestError)
-
-
-def _is_retried(error: RequestError | None, begun: bool) -> bool:
-    """Whether the call asks again for a request that ended with ``error``, when another one of it has ended."""
-    return begun and isinstance(error, QueueFullError)
+_CALLERS_OWN = (
+    RateLimitedError, DuplicateRequestError, InvalidRequestError, PromptTooLongError, FingerprintMismatchError,
+)  # fmt: skip
+_NO_ROOM = (QueueFullError, RateLimitedError)  # refusals after which a call may ask again
 
 
 class LiveTraffic:
@@ -219,9 +233,9 @@ class LiveTraffic:
         self._running = tuple(running)
 
     def admit(
-        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, begun: bool = False
+        self, principal: Principal, request: Request, supersedes_key: str, submit: Submit, *, asks_again: bool = False
     ) -> RequestStream:
-        """Submit ``request`` with the options of its arms; raises as ``submit``. begun: as in `Admission.admit`.
+        """Submit ``request`` with the options of its arms; raises as ``submit``. asks_again: as in `Admission.admit`.
 
         Raises:
             InvalidRequestError: the caller requests an arm that does not exist or is not allowed.
@@ -230,27 +244,21 @@ class LiveTraffic:
             return submit(principal, request, supersedes_key)
         call = current_call()
         asked = self._asked(call)
-        parts: list[tuple[RunningExperiment, Participation]] = []
-        for experiment in self._running:
-            part = experiment.take(principal, request, asked.get(experiment.plan.config.name))
-            if part is not None:
-                parts.append((experiment, part))
-        if not parts:
-            return submit(principal, request, supersedes_key)
+        parts = [(each, each.take(principal, request, asked.get(each.plan.config.name))) for each in self._running]
         changed = request
         for experiment, part in parts:
-            changed = experiment.put(part, changed)
+            if not isinstance(part, str):
+                changed = experiment.put(part, changed)
         try:
             stream = submit(principal, changed, supersedes_key)
         except RequestError as error:
-            if not isinstance(error, _CALLERS_OWN) and not _is_retried(error, begun):
-                for experiment, part in parts:
-                    experiment.refused(part, error)
+            for experiment, part in parts:
+                experiment.refused(part, asks_again, error)
             raise
         if stream.record is not None:
-            stream.record.when_ended += tuple(partial(experiment.ended, part, begun) for experiment, part in parts)
+            stream.record.when_ended += tuple(partial(experiment.ended, part, asks_again) for experiment, part in parts)
         if call is not None and not call.many:
-            assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
+            assigned = [(each.plan.config.name, part.choice.arm) for each, part in parts if not isinstance(part, str)]
             call.arm = append_arms(call.arm, assigned)
         return stream
 

@@ -45,9 +45,11 @@ class Doors:
         self.places, self._full, self._broken = places, list(full), broken
         self.streams: list[Stream] = []
         self.most, self.answers = 0, True
+        self.asked: list[tuple[str, bool]] = []  # each request, and whether the call would ask again for it
 
-    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool) -> RequestStream:
+    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool, asks_again: bool) -> RequestStream:
         assert begun == (request.request_id != "0")
+        self.asked.append((request.request_id, asks_again))
         if len(self.open) >= self.places:
             raise QueueFullError(self.places, 1.0)
         stream = Stream(request, lambda complete: None)
@@ -111,6 +113,21 @@ async def test_a_request_is_refused_if_no_other_of_the_call_runs() -> None:
         doors.places = 0  # another caller has taken the place
         with pytest.raises(QueueFullError):
             _ = [event async for event in events]
+
+
+async def test_a_request_that_is_to_be_asked_again_is_so_if_the_others_have_ended_meanwhile() -> None:
+    doors = Doors(9)
+    doors.answers = False
+    async with asyncio.timeout(20), aclosing(run_requests(cast(Admission, doors), REQUESTS[:2])) as events:
+        asking = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)  # both are admitted
+        doors._answer(doors.streams[0])
+        seen = [await asking, *[await anext(events) for _ in range(3)]]  # all events of the first
+        doors.streams[1].fail(QueueFullError(1, 1.0))
+        doors.answers = True
+        seen += [event async for event in events]
+    assert [number for number, _ in seen] == [0] * 4 + [1] * 4
+    assert doors.asked == [("0", False), ("1", True), ("1", False)]
 
 
 async def test_any_error_ends_the_call_and_its_other_requests() -> None:

@@ -67,7 +67,7 @@ async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(mon
     doors = Admission(client, ServerConfig())
     observed = Observed(doors, monkeypatch)
     arm = SimpleNamespace(
-        admit=lambda who, request, key, admit, begun: admit(who, replace(request, cache_salt="arm"), key, begun=begun)
+        admit=lambda who, request, key, admit, asks_again: admit(who, replace(request, cache_salt="arm"), key)
     )
     monkeypatch.setattr(doors, "experiments", arm)
     observed.service.start(CALLER, replace(FIRST, cache_salt="own"))

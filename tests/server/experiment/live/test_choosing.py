@@ -118,14 +118,18 @@ def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
         assert choice.block == int(now // 10) != NO_BLOCK
         return choice.warm_up
 
+    holds = True
     assert washes(105.0)
-    blocks.settled(10)
+    blocks.settled(10, lambda: holds)
     assert washes(106.9)
     assert not washes(107.1)
+    holds = False  # the engine has lost the block's settings
+    assert washes(108.0)
+    holds = True
     assert washes(110.0)  # the next block waits for its own
     assert washes(119.0)
     time[0] = 120.0
-    blocks.settled(12)
+    blocks.settled(12, lambda: holds)
     assert washes(121.0)
     assert not washes(122.5)
 

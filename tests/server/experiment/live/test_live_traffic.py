@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
+from server.admission import run_requests
 from server.auth.principal import ANYBODY, Principal
 from server.engine_supervisor import EngineState
 from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS, LiveTraffic
@@ -18,7 +20,7 @@ from server.experiment.records import NO_BLOCK
 from server.observe.records import RequestRecord
 from server.request_stream import RequestStream
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
-from specdec.core.types import Request
+from specdec.core.types import Request, SpeculationParams
 from specdec.errors import QueueFullError
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 
@@ -114,8 +116,10 @@ async def test_bug_a_prompt_that_waits_for_others_of_its_call_is_recorded_once(
     """A call of several prompts takes the room itself, and asks again for those that were refused."""
     await started(server)
     monkeypatch.setattr(server.serving.models.first.admission, "_max_tokens", 4)
-    answer = await server.ask("x", prompt=["many", "more", "last"])
-    assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
+    own: dict[str, Any] = {"speculation": {"width": 3}}
+    for options in ({}, own):
+        answer = await server.ask("x", prompt=["many", "more", "last"], **options)
+        assert (answer.status_code, len(answer.json()["choices"])) == (200, 3)
     traffic = server.serving.models.first.admission.experiments
     assert isinstance(traffic, LiveTraffic)
 
@@ -124,11 +128,33 @@ async def test_bug_a_prompt_that_waits_for_others_of_its_call_is_recorded_once(
         stream.record = RequestRecord(request, None, Mock(), Mock())
         return stream
 
-    again = traffic.admit(ANYBODY, Request(request_id="x", prompt_ids=(1,)), "", refused_by_the_engine, begun=True)
-    again.fail(QueueFullError(1, 1.0))
-    again.close()
+    for speculation in (SpeculationParams(), SpeculationParams(width=3)):
+        request = Request(request_id="x", prompt_ids=(1,), speculation=speculation)
+        again = traffic.admit(ANYBODY, request, "", refused_by_the_engine, asks_again=True)
+        again.fail(QueueFullError(1, 1.0))
+        again.close()
+    assert (await server.experiments.get("widths")).left_out == {OWN_OPTIONS: 3}
     await server.experiments.stop("widths")
     assert [record.status for record in server.records()] == ["ok"] * 3
+
+
+async def test_bug_a_refusal_that_ends_its_call_is_recorded(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await started(server)
+    admission = server.serving.models.first.admission
+    with pytest.raises(QueueFullError):  # by the engine; the call had other requests before
+        _ = [event async for event in run_requests(admission, [Request("c", (1,), cache_salt="full")], begun=True)]
+    monkeypatch.setattr(admission, "_max_tokens", 4)
+    call = [Request(name, tuple(b"many")) for name in ("a", "b")]
+    async with aclosing(run_requests(admission, call)) as events:
+        await anext(events)
+        async with admission.admit(ANYBODY, Request("another call's", tuple(b"many"))):  # has taken the room
+            with pytest.raises(QueueFullError):
+                _ = [event async for event in events]
+    await server.experiments.stop("widths")
+    found = {record.request.partition("#")[0]: record.status for record in server.records()}
+    assert (found["a"], found["b"], found["c"]) == ("ok", "QUEUE_FULL", "QUEUE_FULL")
 
 
 async def test_bug_a_request_that_its_caller_gets_wrong_is_no_failure_of_an_arm(server: LiveServer) -> None:
@@ -136,6 +162,8 @@ async def test_bug_a_request_that_its_caller_gets_wrong_is_no_failure_of_an_arm(
     scheduling = options_pb2.SchedulingOptions(supersedes_key="k" * 1025)
     with pytest.raises(grpc.aio.AioRpcError, match="supersedes_key"):
         await server.stream("x", scheduling=scheduling)
+    for script in ("malformed", "long"):  # refused by the engine, as a grammar is once it was compiled
+        assert (await server.ask("x", cache_salt=script)).status_code == 400
     await server.experiments.stop("widths")
     assert server.records() == []
 
@@ -377,3 +405,23 @@ async def test_bug_a_stop_while_the_engine_restarts_restores_its_draft(tmp_path:
         status = await server.experiments.stop("drafts")
         assert status.reason == "it was stopped by a call"
         assert (server.serving.client.info.draft, server.serving.client.draft_setting) == ("old", ("old", None))
+
+
+async def test_bug_a_block_whose_draft_a_restart_refuses_is_not_analysed(tmp_path: Path) -> None:
+    plan = (
+        "name: drafts\narms:\n  a: {engine: {draft: gone, draft_dtype: int8}}\n"
+        "  b: {engine: {draft: gone, draft_dtype: int4}}\n"
+        "assignment: {mode: switchback, block_s: 1h, washout_s: 0}\n"
+    )
+    async with live_server(tmp_path, draft="old") as server:
+        await server.experiments.start(plan)
+        await server.comes_to(lambda: server.serving.client.info.draft != "old")
+        assert (await server.ask("before")).status_code == 200
+        (before,) = server.got()
+        assert (await server.ask("killer", cache_salt="die")).status_code == 503
+        await server.comes_to(lambda: server.serving.client.info.draft == "old")  # the arm's cannot be loaded again
+        assert (await server.ask("after")).status_code == 200
+        first, _, last = await server.recorded(3, "drafts")
+        after = server.got()[-1]
+    assert (before["draft"][:4], first.warm_up) == ("gone", False)
+    assert (after["draft"], last.warm_up) == ("old", True)
