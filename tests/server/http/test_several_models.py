@@ -36,7 +36,7 @@ from specdec.api.v1 import generation_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client import Client
 from specdec.config import EngineConfig
-from tests.fake_engine import BOOK, SEVERAL
+from tests.fake_engine import BOOK, EMBEDDER, SEVERAL
 from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -200,10 +200,10 @@ def test_health_checks_fail_if_one_model_is_drained_and_the_other_dead(tmp_path:
 def test_health_is_that_of_the_whole_server_while_it_loads(tmp_path: Path) -> None:
     file, loads = tmp_path / "keys.yaml", threading.Event()
     bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
-    config = make_several({**ENGINES, "last": ENGINES["chat"] | {"aliases": []}}, keys_file=file)
+    config = make_several({**ENGINES, "last": {"target": EMBEDDER, "threads": 1}}, keys_file=file)
 
     def tokenizer(engine: EngineConfig) -> FakeTokenizer:
-        assert engine.aliases or loads.wait(30)
+        assert engine.target != EMBEDDER or loads.wait(30)
         return FakeTokenizer()
 
     def make() -> Serving:
