@@ -43,13 +43,13 @@ def test_an_empty_prompt_is_refused_only_where_text_is_generated() -> None:
         assert server.ask(f"{MESSAGES}/count_tokens", messages=TALK) == {"input_tokens": 0}
         begun = [*TALK, {"role": "assistant", "content": "ab", "prefix": True}]
         assert server.ask("/tokenize", messages=begun)["tokens"] == [97, 98]
-        for path, field, body in (
+        for path, field, asked in (
             (CHAT, "messages", {"messages": TALK}), (f"{CHAT}/render", "messages", {"messages": TALK}),
             (MESSAGES, "messages", {"messages": TALK, "max_tokens": 1}), (RESPOND, "input", {"input": "a"}),
             ("/api/chat", "messages", {"messages": TALK}), ("/api/generate", "prompt", {"prompt": "a"}),
             ("/completion", "prompt", {"prompt": ""}),
         ):  # fmt: skip
-            response = server.client.post(path, json=body)
+            response = server.client.post(path, json=asked)
             assert response.status_code == 400, path
             assert field in response.text, path
             assert "must hold at least one token" in response.text, path
