@@ -65,7 +65,7 @@ def load_candidates(
         BenchError: there is no candidate, or one cannot draft for the target; names its option.
         SpecdecError: the target cannot be loaded.
     """
-    given = list(dict.fromkeys([*(("head", ref) for ref in heads), *(("draft", ref) for ref in drafts)]))
+    given = [*(("head", ref) for ref in heads), *(("draft", ref) for ref in drafts)]
     if not given:
         raise BenchError("--head, --draft: nothing to compare; give at least one of them")
     lookup = config.speculation.model_copy(update={"drafters": ("grammar", "prediction", "suffix")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +122,13 @@ class ReleaseConfig(Section):
     )
     python: Path | None = Field(None, description="interpreter that runs specdec; null: the one of `specdec cluster`")
     settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, merged over the model's settings")
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _is_fixed(cls, python: Any) -> Any:
+        """As `FixedPath`; a bare name stays, which is looked up on the PATH."""
+        is_path = isinstance(python, str | Path) and os.sep in str(python)
+        return Path(os.path.expanduser(python)).absolute() if is_path else python
 
 
 class ModelConfig(Section):

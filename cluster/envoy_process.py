@@ -120,16 +120,17 @@ class EnvoyAdmin:
     """The admin interface of the Envoy on ``files``."""
 
     def __init__(self, files: EnvoyFiles) -> None:
-        self.address_file = files.folder / "admin.address"
+        self.address_file, self._address = files.folder / "admin.address", ""
 
     @property
     def address(self) -> str:
-        """``host:port``, reachable from this machine only."""
-        return self.address_file.read_text()
+        """``host:port``, reachable from this machine only. Read once, so that it outlives its file."""
+        self._address = self._address or self.address_file.read_text()
+        return self._address
 
     async def is_ready(self) -> bool:
         """Whether the listeners accept calls."""
-        if not self.address_file.exists() or not self.address:
+        if not self.address_file.exists() or not self.address:  # Envoy creates the file, then writes it
             return False
         try:
             await self.ask("GET", "/ready")
@@ -174,6 +175,21 @@ class EnvoyAdmin:
                 return answer.text
         except (httpx.HTTPError, OSError) as error:
             raise EnvoyError(f"Envoy does not answer: {error}") from None
+
+    async def is_silent(self) -> bool:
+        """Whether Envoy refuses a connection, or does not answer. An error on this side, such as a lack of descriptors,
+        does not show that: the answer is False."""
+        try:
+            async with asyncio.timeout(_ADMIN_S):
+                host, _, port = self.address.rpartition(":")
+                reader, writer = await asyncio.open_connection(host, int(port))
+                with contextlib.closing(writer):
+                    writer.write(b"GET /server_info HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\n\r\n")
+                    return not await reader.read(1)
+        except (ConnectionError, TimeoutError):
+            return True
+        except OSError:
+            return False
 
     async def _healthy(self) -> set[str]:
         """Addresses that are healthy in every cluster that lists them."""
@@ -252,6 +268,7 @@ class EnvoyProcess:
         await self.stop()
 
     async def _spawn(self) -> None:
+        self.admin = EnvoyAdmin(self._files)  # its address may change
         self.admin.address_file.unlink(missing_ok=True)
         words = [
             str(self._program), "--config-path", str(self._files.bootstrap), "--disable-hot-restart",
@@ -335,11 +352,7 @@ class EnvoyProcess:
                 return await asyncio.wait_for(process.wait(), _CHECK_S)
             except TimeoutError:
                 bound_log(self._log_file)
-            try:
-                await self.admin.ask("GET", "/server_info")
-                silent = 0
-            except EnvoyError:
-                silent += 1
+            silent = silent + 1 if await self.admin.is_silent() else 0
         _LOG.error("Envoy did not answer %d checks in a row and is killed", silent)
         with contextlib.suppress(ProcessLookupError):
             process.kill()

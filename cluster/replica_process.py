@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -64,7 +63,7 @@ class ReplicaProcess:
         found = settings_of(settings, replica_id)
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
-        program = str((deployment.python or Path(sys.executable)).expanduser())
+        program = str(deployment.python or sys.executable)
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         try:

@@ -39,6 +39,13 @@ from specdec.engine.validation import MAX_SCHEMA_BYTES
 
 NO_PROMPT = (0,)
 """Replaces a prompt that is wrong or missing, so that all other fields are still checked."""
+
+
+def prompt_to_check(ids: tuple[int, ...], body: Body) -> tuple[int, ...]:
+    """``ids`` of a prompt. If there are none because a field is wrong: `NO_PROMPT`; else an empty prompt is refused."""
+    return ids or (NO_PROMPT if body.violations.found else ())
+
+
 MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that are looked up, and the characters of each
 Record = TypeVar("Record")
 

@@ -299,6 +299,7 @@ class Models:
     """The models of a server in the order of the configuration; at least one."""
 
     exporter: Exporter | None  # of the metrics of all models; None: none are kept
+    were_ready = False  # all of them, at the server's start
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models, self.exporter = tuple(models), None
@@ -315,6 +316,11 @@ class Models:
     def several(self) -> bool:
         """Whether there is more than one."""
         return len(self._models) > 1
+
+    @property
+    def take_requests(self) -> bool:
+        """Whether the server is ready: with several models once all have been, while any is."""
+        return (self.were_ready or not self.several) and any(model.takes_requests for model in self._models)
 
     def find(self, asked: str, task: Task = Task.ANY) -> ServedModel:
         """The model called ``asked``; without a name, the first that can do ``task``.

@@ -77,7 +77,6 @@ class Serving:
         )  # neither port waits for the other
         self._grpc = GrpcServer(config.server, self.models, self._observer, messages)
         self._health_tasks: list[asyncio.Task[None]] = []
-        self._was_ready = False
         self._flush: asyncio.Task[None] | None = None
         port = config.server.http_port
         self._http: HttpServer | None = None
@@ -133,8 +132,9 @@ class Serving:
             if model is not self.models.first:
                 await model.start(self._load_tokenizer)
             await model.wait_ready()
-        self._was_ready = True
-        self._health_tasks = [asyncio.create_task(self._report_health(model), name="health") for model in self.models]
+            self._health_tasks.append(asyncio.create_task(self._report_health(model), name="health"))
+        self.models.were_ready = True
+        await self._grpc.report_health()
         return self.client.info
 
     async def stop(self, drain_s: float = 0.0, *, at_once: bool = False) -> None:
@@ -274,12 +274,10 @@ class Serving:
             await self._grpc.report_health()
 
     def _probe_state(self) -> tuple[str, bool]:
-        """The engine's state, and whether the server is ready: with several models once all have been, while any is."""
+        """The engine's state, of several the first that is not ready; and whether the server is ready."""
         states = [model.client.engine.state for model in self.models]
         state = next((state for state in states if state != EngineState.READY), EngineState.READY)
-        if len(states) == 1:
-            return state, self.models.first.takes_requests
-        return state, self._was_ready and any(model.takes_requests for model in self.models)
+        return state, self.models.take_requests
 
 
 def _stop_signals() -> tuple[signal.Signals, ...]:

@@ -116,12 +116,11 @@ class GrpcServer:
         return bound
 
     async def report_health(self) -> None:
-        """Report whether a model takes requests, and of each of several models whether it does."""
-        names = [model.names.own for model in self._models if model.takes_requests]
+        """Report whether the server is ready, and of each of several models whether it takes requests."""
         for service in ("", *SERVICES):
-            await self._health.set(service, _SERVING if names else _NOT_SERVING)
+            await self._health.set(service, _SERVING if self._models.take_requests else _NOT_SERVING)
         for model in self._models if self._models.several else ():
-            await self._health.set(model.names.own, _SERVING if model.names.own in names else _NOT_SERVING)
+            await self._health.set(model.names.own, _SERVING if model.takes_requests else _NOT_SERVING)
 
     async def begin_shutdown(self) -> None:
         """Report for good that nothing is served. Calls are still answered."""

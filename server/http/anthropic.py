@@ -31,7 +31,6 @@ from server.json_body import Body, write_json
 from server.request_fields import (
     FLAG,
     FORMAT,
-    NO_PROMPT,
     OBJECT,
     PREDICTION,
     TEXT,
@@ -43,6 +42,7 @@ from server.request_fields import (
     object_field,
     param_field,
     param_fields,
+    prompt_to_check,
     with_fields,
 )
 from server.served_model import Task
@@ -118,14 +118,14 @@ async def parse_messages(call: Call) -> MessagesRequest:
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     use_tools(body, fields, tools, call.model.tokenizer.loaded)
-    request = fields.request(f"msg_{call.request_id}", ids or NO_PROMPT)
+    request = fields.request(f"msg_{call.request_id}", prompt_to_check(ids, body))
     check_requests([request], call.model.info, body.violations)
     return MessagesRequest(request, fields.own["stream"], tools)
 
 
 async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[int, ...]:
-    """Token ids of the conversation with the answer's beginning, which the last message may continue. Empty: a field is
-    wrong, which ``body`` notes.
+    """Token ids of the conversation with the answer's beginning, which the last message may continue. Empty: there
+    are none, or a field is wrong, which ``body`` notes.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -140,7 +140,7 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
         return ()
     beginning = conversation.take_beginning()
     ids = await encode_messages(body, model, conversation.messages, tools)
-    if ids and beginning:
+    if beginning:
         ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
     return ids
 

@@ -252,7 +252,7 @@ class HttpCalls:
         self._app, self._observer = app, observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers = dict(reversed(scope["headers"]))  # as `Call.header`, the first of a name
         record = self._observer.begin_call(
             "http", scope["path"], lambda name: headers.get(name.encode(), b"").decode("latin-1")
         )

@@ -52,8 +52,8 @@ async def read_conversation(
     add_generation_prompt: bool = True,
     continues: bool = False,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``. Empty: ``messages`` are
-    wrong, and ``body`` notes why.
+    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``. Empty: there are none, or
+    ``messages`` are wrong, which ``body`` notes.
 
     The answer continues a last message of the assistant that has a true ``prefix``, or any that calls no tools if
     ``continues``.
@@ -79,7 +79,7 @@ async def read_conversation(
         beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
         messages = messages[:-1]
     ids = await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
-    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if ids and beginning else ids
+    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else ids
 
 
 async def encode_messages(
@@ -97,12 +97,10 @@ async def encode_messages(
     """
     try:
         known = None if tools is None else tools.tools
-        ids = tuple(await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
+        return tuple(await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
-    body.violations.check(bool(ids), body.names.get("messages", "messages"), "must amount to at least one token")
-    return ids
 
 
 MODEL = text_field("model", "None, or the one served.")

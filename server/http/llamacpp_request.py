@@ -20,7 +20,6 @@ from server.request_fields import (
     COUNT,
     IDS,
     INTEGER,
-    NO_PROMPT,
     NUMBER,
     OBJECT,
     TEXT,
@@ -31,6 +30,7 @@ from server.request_fields import (
     is_token_id,
     listed,
     param_field,
+    prompt_to_check,
     read_grammar,
     text_field,
     with_fields,
@@ -233,9 +233,8 @@ async def parse_completion(call: Call) -> LlamaRequest:
     body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, call.model)
-    request = fields.request(f"cmpl-{call.request_id}", ids or NO_PROMPT)
+    request = fields.request(f"cmpl-{call.request_id}", prompt_to_check(ids, body))
     parsed = _parsed(call, fields, request)
-    body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
     check_requests([request], call.model.info, body.violations)
     return parsed
 

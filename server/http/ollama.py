@@ -42,6 +42,7 @@ from server.request_fields import (
     listed,
     object_field,
     param_field,
+    prompt_to_check,
     read_grammar,
     text_field,
     with_fields,
@@ -277,7 +278,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
     body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
     prompt = PromptFields(body, fields)
     ids, ends = await prompt.encode(call.model, fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM)
-    request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT, ends)
+    request = fields.request(f"ollama-{call.request_id}", prompt_to_check(ids, body), ends)
     check_requests([request], call.model.info, body.violations)
     asked = None if prompt.is_empty else request
     return OllamaRequest(model, asked, fields.own["stream"], call.notes(), context=not prompt.is_raw)
@@ -296,11 +297,11 @@ async def parse_chat(call: Call) -> OllamaRequest:
     empty = body.raw("messages") in (None, [])
     for message in body.objects("messages"):
         _refuse_images(message)
-    ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = NO_PROMPT
     if not empty and not body.violations.found:
         ids = await read_conversation(body, call.model, tools, continues=True)
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"ollama-{call.request_id}", ids or NO_PROMPT)
+    request = fields.request(f"ollama-{call.request_id}", prompt_to_check(ids, body))
     check_requests([request], call.model.info, body.violations)
     return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)
 

@@ -26,7 +26,7 @@ from server.http.openai_format import (
 from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
-from server.request_fields import NO_PROMPT, RANDOM_SEED, Table, flag_field, param_field, param_fields
+from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields, prompt_to_check
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
 from specdec.engine.validation import check_requests
 
@@ -67,7 +67,7 @@ async def parse_chat(call: Call) -> ChatRequest:
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"chatcmpl-{call.request_id}", ids or NO_PROMPT)
+    request = fields.request(f"chatcmpl-{call.request_id}", prompt_to_check(ids, body))
     if tools is not None and request.resume is not None:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
     check_requests([request], call.model.info, body.violations)

@@ -29,7 +29,6 @@ from server.json_body import Body, RequestFields
 from server.request_fields import (
     FLAG,
     FORMAT,
-    NO_PROMPT,
     OBJECT,
     PREDICTION,
     TEXT,
@@ -41,6 +40,7 @@ from server.request_fields import (
     listed,
     object_field,
     param_field,
+    prompt_to_check,
     text_field,
     with_fields,
 )
@@ -140,7 +140,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     if wanted and tools is not None:
         body.refuse("include", f'"{LOGPROBS}" goes without tools')
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"resp_{call.request_id}", ids or NO_PROMPT)
+    request = fields.request(f"resp_{call.request_id}", prompt_to_check(ids, body))
     echo = _echo(body, fields, request)
     check_requests([request], call.model.info, body.violations)
     return ResponsesRequest(request, fields.own["stream"], tools, echo)

@@ -23,6 +23,7 @@ from specdec.cli.bench_output import (
     print_json,
     print_table,
     progress_line,
+    repeated_option,
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
@@ -42,8 +43,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("drafts")
 @partial(config_options, options=_DRAFTS_OPTIONS)
-@click.option("--head", "heads", multiple=True, metavar="FOLDER", help="An EAGLE-3 head; may be repeated.")
-@click.option("--draft", "drafts", multiple=True, metavar="MODEL", help="A draft model; may be repeated.")
+@repeated_option("--head", "heads", metavar="FOLDER", help="An EAGLE-3 head; may be repeated.")
+@repeated_option("--draft", "drafts", metavar="MODEL", help="A draft model; may be repeated.")
 @choices_option("--workload", "names", of=SINGLE_NAMES + FETCHED_NAMES, default=("mixed",), help="May be repeated.")
 @click.option(
     "--prompts-file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -104,8 +105,8 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 )
 @number_option("--temperature", default=0.0, help="0: greedy.")
 @click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes about four times as long.")
-@click.option(
-    "--setting", "settings", type=click.Choice([arm.name for arm in FIXED_GRID]), multiple=True,
+@choices_option(
+    "--setting", "settings", of=[arm.name for arm in FIXED_GRID],
     help="Also run this fixed setting, depth x width / nodes; may be repeated.",
 )  # fmt: skip
 @click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
@@ -217,15 +218,10 @@ async def _run(plan: PeersPlan) -> PeersRun:
 @click.command("step")
 @engine_options
 @click.option("--repeats", default=15, show_default=True, help="Repeats, shapes in turns; medians are reported.")
-@click.option(
-    "--context",
-    "contexts",
-    type=click.IntRange(min=1),
-    multiple=True,
-    default=(256, 2048),
-    show_default=True,
+@repeated_option(
+    "--context", "contexts", type=click.IntRange(min=1), default=(256, 2048),
     help="Tokens before the rows; may be repeated.",
-)
+)  # fmt: skip
 @json_option
 def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int, ...], as_json: bool) -> None:
     """Measure a forward by rows and context, prefill, and the rest of an engine step."""

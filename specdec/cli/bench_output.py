@@ -27,12 +27,17 @@ def number_option(*names: str, default: float, help: str, least: float = 0) -> D
     return click.option(*names, type=FiniteRange(least, 10**9), default=default, show_default=True, help=help)
 
 
-def choices_option(*names: str, of: Sequence[str], help: str, default: Sequence[str] = ()) -> Decorator:
+def repeated_option(*names: str, default: Sequence[Any] = (), **rest: Any) -> Decorator:
     """An option that may be repeated. What it names twice counts once."""
     return click.option(
-        *names, type=click.Choice(of), multiple=True, default=default or None, show_default=bool(default), help=help,
-        callback=lambda context, option, values: tuple(dict.fromkeys(values)),
+        *names, multiple=True, default=default or None, show_default=bool(default),
+        callback=lambda context, option, values: tuple(dict.fromkeys(values)), **rest,
     )  # fmt: skip
+
+
+def choices_option(*names: str, of: Sequence[str], help: str, default: Sequence[str] = ()) -> Decorator:
+    """A `repeated_option` whose values are some of ``of``."""
+    return repeated_option(*names, default=default, type=click.Choice(of), help=help)
 
 
 def progress_line(console: Console | None = None) -> Callable[[str], None]:

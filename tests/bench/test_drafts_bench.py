@@ -148,6 +148,18 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
         load_candidates(config(), [model], [])
 
 
+def test_a_candidate_that_is_named_twice_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, object]] = []
+
+    def load(config: object, heads: object, drafts: object, progress: object) -> None:
+        asked.append((heads, drafts))
+        raise BenchError("enough")
+
+    monkeypatch.setattr(drafts_bench, "load_candidates", load)
+    refused("--head", "b", "--draft", "a", "--head", "a", "--head", "b", "--draft", "a")
+    assert asked == [(("b", "a"), ("a",))]
+
+
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [

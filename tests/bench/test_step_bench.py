@@ -9,9 +9,11 @@ from typing import cast
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from bench.engine_bench import BenchError
 from bench.forward import ROWS, ForwardFigures, StepBench, perplexity
+from specdec.cli.main import cli
 from specdec.models.decoder import Decoder
 from tests.engine.tiny_engine import tiny_parts
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -30,6 +32,20 @@ def test_all_figures_of_a_model() -> None:
     printed = json.loads(json.dumps(figures.as_dict()))
     assert set(printed["definitions"]) <= set(printed)
     assert printed["prefill_tokens_per_s"] > 0
+
+
+def test_a_context_that_is_named_twice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def run(self: StepBench, repeats: int, contexts: tuple[int, ...]) -> None:
+        asked.append(contexts)
+        raise BenchError("enough")
+
+    monkeypatch.setattr(StepBench, "run", run)
+    monkeypatch.setattr("specdec.engine.build.build_parts", lambda *_: tiny_parts())
+    for words in (["--context", "512", "--context", "256", "--context", "512"], []):
+        CliRunner().invoke(cli, ["bench", "step", *words])
+    assert asked == [(512, 256), (256, 2048)]
 
 
 def test_ratios_are_those_of_the_medians_beside_them() -> None:

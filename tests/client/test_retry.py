@@ -318,4 +318,7 @@ async def test_a_call_that_is_reset_before_its_first_message_is_retried() -> Non
     async with talking(script) as (connection, unary, method):
         assert await whole(connection, method) == [b"answer"]
         assert await connection.unary(unary, b"") == b"answer"
-    assert len(script.times) == 6
+        assert len(script.times) == 6
+        script.errors = ["reset"] * QUICK.attempts
+        error = await failure(connection.unary(unary, b""))
+        assert (error.code, error.reached, script.errors) == (grpc.StatusCode.UNAVAILABLE, False, [])

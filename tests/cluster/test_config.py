@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from cluster.config import fixed_changes, load_cluster_config
+from cluster.deployment import deployment_of
 from specdec.errors import ConfigError
 
 CODER = {"name": "coder"}
@@ -123,6 +124,23 @@ def test_relative_paths_do_not_depend_on_the_working_directory(tmp_path: Path, m
     assert config.folder == tmp_path / "state"
     found = (config.listen.tls_cert, config.listen.tls_key, config.listen.tls_client_ca)
     assert found == (tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "a.pem")
+
+
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        (".venv/bin/python", "HERE/.venv/bin/python"), ("./python", "HERE/python"), ("~/py", "HERE/home/py"),
+        ("/usr/bin/python3", "/usr/bin/python3"), ("python3.12", "python3.12"),
+    ],
+)  # fmt: skip
+def test_an_interpreter_is_a_fixed_path_or_a_name_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = load(tmp_path, {"models": [{**CODER, "releases": {"blue": {"python": python}}}]})
+    deployed = deployment_of(config, "coder", "blue").python
+    assert str(deployed) == expected.replace("HERE", str(tmp_path))
 
 
 def test_settings_that_a_running_fleet_cannot_change_are_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -81,17 +82,50 @@ async def test_an_error_during_a_restart_is_retried(
         assert envoy._supervisor.failures == 3
 
 
-async def test_one_that_hangs_is_killed_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_one_that_hangs_is_killed_and_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
     monkeypatch.setattr(envoy_process, "_CHECK_S", 0.05)
     monkeypatch.setattr(envoy_process, "_ADMIN_S", 0.2)
     async with process(tmp_path) as envoy:
         former = envoy.pid
         await asyncio.sleep(0.3)
         assert envoy.pid == former
-        os.kill(former, signal.SIGSTOP)
+        if refuses:
+            envoy.admin._address = "127.0.0.1:1"  # nothing listens there
+        else:
+            os.kill(former, signal.SIGSTOP)
         while envoy.pid == former:
             await asyncio.sleep(0.01)
         assert not psutil.pid_exists(former)
+
+
+@pytest.mark.parametrize("lacks", ["address file", "descriptors"])
+async def test_one_that_answers_is_not_killed_for_faults_of_this_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    checks = 0
+
+    def count(_: Path) -> None:
+        nonlocal checks
+        checks += 1
+
+    monkeypatch.setattr(envoy_process, "_CHECK_S", 0.01)
+    monkeypatch.setattr(envoy_process, "bound_log", count)
+    async with process(tmp_path) as envoy:
+        former, limits, until = envoy.pid, resource.getrlimit(resource.RLIMIT_NOFILE), checks + 10
+        if lacks == "descriptors":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        else:
+            envoy.admin.address_file.unlink()
+        try:
+            while checks < until:
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert envoy.pid == former
+        assert psutil.pid_exists(former)
 
 
 async def test_it_runs_if_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

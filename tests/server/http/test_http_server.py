@@ -62,10 +62,13 @@ def test_a_target_may_be_a_whole_url() -> None:
             assert answer.startswith(b"HTTP/1.1 " + status), target
 
 
-def test_an_empty_request_id_is_replaced() -> None:
+def test_a_call_has_one_id_also_if_it_gives_none_or_several() -> None:
     with running() as server:
-        answer = server.client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": ""})
-        assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+        for given in ([""], ["", "mine"], ["mine", ""], ["mine", "another"]):
+            headers = [("x-request-id", each) for each in given]
+            answer = server.client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, headers=headers)
+            assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+            assert given[0] in ("", answer.headers["x-request-id"])
 
 
 async def error_over_grpc(port: int) -> CallError:

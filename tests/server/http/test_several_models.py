@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.engine_supervisor import EngineStartError, EngineState
 from server.observe.logs import LOGGER
+from server.serving import Serving
 from specdec.api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -33,9 +35,12 @@ from specdec.api.v1 import (
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client import Client
-from tests.fake_engine import BOOK
+from specdec.config import EngineConfig
+from tests.fake_engine import BOOK, EMBEDDER, SEVERAL
 from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, BEHIND, LINE
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import quick_policy
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
 from tests.server.observe.capture.lines import captured_lines
 from tests.server.observe.metrics.scrape import Scrape
@@ -190,6 +195,34 @@ def test_health_checks_fail_if_one_model_is_drained_and_the_other_dead(tmp_path:
         assert drained_first or drain(server, bearer, "fim") == 0
         assert server.comes_to(lambda: health_of(server, "") == SERVES_NOT)
         assert [state(server)[0], health_of(server, "chat"), health_of(server, "fim")] == [503, SERVES_NOT, SERVES_NOT]
+
+
+def test_health_is_that_of_the_whole_server_while_it_loads(tmp_path: Path) -> None:
+    file, loads = tmp_path / "keys.yaml", threading.Event()
+    bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
+    config = make_several({**ENGINES, "last": {"target": EMBEDDER, "threads": 1}}, keys_file=file)
+
+    def tokenizer(engine: EngineConfig) -> Any:
+        assert engine.target != EMBEDDER or loads.wait(30)
+        return FakeTokenizer()
+
+    def make() -> Serving:
+        return Serving(config, tokenizer, factory=SEVERAL, policy=quick_policy(give_up_after=1))
+
+    with running_serving(make, wait=False) as server:
+        chat, _, last = server.serving.models
+        ready = asyncio.run_coroutine_threadsafe(server.serving.wait_ready(), server.loop)
+        assert server.comes_to(lambda: last.client.engine.state == EngineState.READY)
+        assert drain(server, bearer, "fim") == 0
+        assert [health_of(server, name) for name in ("", "chat", "fim", "last")] == [
+            SERVES_NOT, SERVES, SERVES_NOT, SERVES_NOT
+        ]  # fmt: skip
+        assert chat.client.engine.pid is not None
+        os.kill(chat.client.engine.pid, signal.SIGKILL)
+        assert server.comes_to(lambda: health_of(server, "chat") == SERVES_NOT)
+        loads.set()
+        ready.result(20)
+        assert [health_of(server, name) for name in ("", "chat", "last")] == [SERVES, SERVES_NOT, SERVES]
 
 
 def test_chat_is_routed_to_the_chat_model_and_one_model_drains_alone(tmp_path: Path) -> None:

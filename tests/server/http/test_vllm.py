@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.server.fake_tokenizer import BOS
-from tests.server.http.harness import Server
+from typing import Any
+
+from tests.server.fake_tokenizer import BOS, FakeTokenizer
+from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, running
 
 TALK = [{"role": "user", "content": "hi"}]
 
@@ -20,6 +22,37 @@ def test_tokenize_a_conversation(server: Server) -> None:
     assert bytes(server.ask("/tokenize", messages=TALK, add_generation_prompt=False)["tokens"]) == b"user:hi"
     tools = [{"type": "function", "function": {"name": "look"}}]
     assert bytes(server.ask("/tokenize", messages=TALK, tools=tools)["tokens"]) == b"[look]user:hi;"
+
+
+class BlankTokenizer(FakeTokenizer):
+    """Its chat template renders to nothing, and its texts have no begin token."""
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        return super().encode(text, add_special=False, parse_special=parse_special)
+
+    def encode_chat(self, *_: Any, **__: Any) -> list[int]:
+        return []
+
+
+def test_an_empty_prompt_is_refused_only_where_text_is_generated() -> None:
+    with running(BlankTokenizer) as server:
+        for body in ({"messages": TALK}, {"prompt": ""}):
+            found = server.ask("/tokenize", **body)
+            assert (found["count"], found["tokens"]) == (0, [])
+        assert server.ask("/apply-template", messages=TALK) == {"prompt": ""}
+        assert server.ask(f"{MESSAGES}/count_tokens", messages=TALK) == {"input_tokens": 0}
+        begun = [*TALK, {"role": "assistant", "content": "ab", "prefix": True}]
+        assert server.ask("/tokenize", messages=begun)["tokens"] == [97, 98]
+        for path, field, asked in (
+            (CHAT, "messages", {"messages": TALK}), (f"{CHAT}/render", "messages", {"messages": TALK}),
+            (MESSAGES, "messages", {"messages": TALK, "max_tokens": 1}), (RESPOND, "input", {"input": "a"}),
+            ("/api/chat", "messages", {"messages": TALK}), ("/api/generate", "prompt", {"prompt": "a"}),
+            ("/completion", "prompt", {"prompt": ""}),
+        ):  # fmt: skip
+            response = server.client.post(path, json=asked)
+            assert response.status_code == 400, path
+            assert field in response.text, path
+            assert "must hold at least one token" in response.text, path
 
 
 def test_detokenize(server: Server) -> None:
