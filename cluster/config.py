@@ -128,7 +128,7 @@ class ReleaseConfig(Section):
     def _is_fixed(cls, python: Any) -> Any:
         """As `FixedPath`; a bare name stays, which is looked up on the PATH."""
         is_path = isinstance(python, str | Path) and os.sep in str(python)
-        return Path(os.path.expanduser(python)).absolute() if is_path else python
+        return str(Path(os.path.expanduser(python)).absolute()) if is_path else python
 
 
 class ModelConfig(Section):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import fixed_changes, load_cluster_config
+from cluster.config import ClusterConfig, fixed_changes, load_cluster_config
 from cluster.deployment import deployment_of
 from specdec.errors import ConfigError
 
@@ -141,6 +141,7 @@ def test_an_interpreter_is_a_fixed_path_or_a_name_on_the_path(
     config = load(tmp_path, {"models": [{**CODER, "releases": {"blue": {"python": python}}}]})
     deployed = deployment_of(config, "coder", "blue").python
     assert str(deployed) == expected.replace("HERE", str(tmp_path))
+    assert ClusterConfig.model_validate_json(config.model_dump_json()) == config  # as a restarted reconciler reads it
 
 
 def test_settings_that_a_running_fleet_cannot_change_are_named(tmp_path: Path) -> None:
