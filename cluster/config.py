@@ -126,9 +126,9 @@ class ReleaseConfig(Section):
     @field_validator("python", mode="before")
     @classmethod
     def _is_fixed(cls, python: Any) -> Any:
-        """As `FixedPath`; a bare name stays, which is looked up on the PATH."""
-        is_path = isinstance(python, str | Path) and os.sep in str(python)
-        return str(Path(os.path.expanduser(python)).absolute()) if is_path else python
+        """As `FixedPath`, but a bare name is looked up on the PATH, and `~` expanded, on the replica's machine."""
+        is_path = isinstance(python, str | Path) and os.sep in str(python) and not str(python).startswith("~")
+        return str(Path(python).absolute()) if is_path else python
 
 
 class ModelConfig(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -63,7 +64,7 @@ class ReplicaProcess:
         found = settings_of(settings, replica_id)
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
-        program = str(deployment.python or sys.executable)
+        program = os.path.expanduser(deployment.python or sys.executable)
         words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         try:
