@@ -92,6 +92,7 @@ class CheckProcess:
         special = {token: vocabulary.tokens[token].hex() for token in vocabulary.special_token_ids}
         self._first_line = json.dumps([len(vocabulary.tokens), special, eos_ids])
         self._process: subprocess.Popen[str] | None = None
+        self._interrupted = False
         self._finalizer: Callable[[], Any] = lambda: None
 
     def check(self, params: GrammarParams, cpu_seconds: float) -> str:
@@ -101,8 +102,8 @@ class CheckProcess:
             ValueError: the grammar is wrong or too complex.
             OSError: the process does not start, or ended for a reason of its own; the grammar may be a good one.
         """
-        if self._process is not None and self._process.poll() is not None:
-            self.close()  # something ended it while it had nothing to do
+        if self._process is not None and self._process.poll() is not None and not self._interrupted:
+            self.close()  # something else ended it while it had nothing to do
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -129,13 +130,14 @@ class CheckProcess:
 
     def interrupt(self) -> None:
         """Kill the process, so that a check in another thread raises OSError."""
+        self._interrupted = True
         if (process := self._process) is not None:
             process.kill()
 
     def close(self) -> None:
         """End the process; the next check starts another."""
         self._finalizer()
-        self._process = None
+        self._process, self._interrupted = None, False
 
     def _start(self) -> subprocess.Popen[str]:
         self._process = process = subprocess.Popen(

@@ -191,6 +191,12 @@ def test_a_check_process_that_ended_while_idle_is_replaced() -> None:
     process.kill()
     process.wait()
     compiled(ours, GrammarParams(KIND.REGEX, "b"))
+    checks = ours._check_process
+    assert checks._process is not None
+    checks.interrupt()  # the compiler is closed: a check that is about to begin does not start another process
+    checks._process.wait()
+    with pytest.raises(OSError, match="send the request again"):
+        checks.check(GrammarParams(KIND.REGEX, "c"), 1.0)
     ours.close()
 
 
