@@ -495,12 +495,10 @@ def _reason(problem: ErrorDetails, model: Any) -> str:
     for part in path:  # a part that is no field is a key or an index, whose value is of the same models
         fields = [each.model_fields[part].annotation for each in section if part in each.model_fields]
         section = [inner for field in fields for inner in _models_in(field)] or section
-    likely = difflib.get_close_matches(name, [field for each in section for field in each.model_fields], 1, 0.75)
-    if likely:
-        return f"there is no such field, did you mean `{likely[0]}`?"
     if _has_field(model, name):
         return "there is no such field here, another section has it"
-    return "there is no such field"
+    likely = difflib.get_close_matches(name, [field for each in section for field in each.model_fields], 1, 0.75)
+    return "there is no such field" + (f", did you mean `{likely[0]}`?" if likely else "")
 
 
 def _models_in(kind: Any) -> list[type[BaseModel]]:
