@@ -554,4 +554,4 @@ class EngineSupervisor:
 
 def _drafts_of(config: EngineConfig) -> tuple[str | None, ...]:
     """What a swap changes; the order of the drafters may differ after one that restored the configured draft."""
-    return config.draft, config.draft_dtype, config.draft_head
+    return config.draft, config.draft_dtype, config.draft_head, *sorted(config.drafters)

@@ -142,15 +142,18 @@ async def test_a_process_that_cannot_be_started_hints_at_the_next_try(monkeypatc
         assert scene.hint_at(3.0) == 5.0
 
 
-@pytest.mark.parametrize(("draft", "given_up"), [("new", True), (None, False)])
+@pytest.mark.parametrize(
+    ("draft", "dropped", "given_up"), [("new", "", True), (None, "suffix", True), (None, "", False)]
+)
 async def test_a_refused_start_gives_up_only_a_draft_that_was_swapped_in(
-    draft: str | None, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    draft: str | None, dropped: str, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with acting(monkeypatch, first_s=0.0) as scene:
         supervisor = scene.supervisor
         configured = supervisor.config
         child = await starts(scene, 1.0)
-        speculation = configured.speculation.model_copy(update={"drafters": (*reversed(configured.drafters),)})
+        drafters = tuple(name for name in reversed(configured.drafters) if name != dropped)
+        speculation = configured.speculation.model_copy(update={"drafters": drafters})
         supervisor.adopt(INFO, configured.model_copy(update={"draft": draft, "speculation": speculation}))
         child._take([Frame.DIED, True, "no memory"])
         child.kill()
