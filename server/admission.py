@@ -500,9 +500,9 @@ async def run_requests(
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
 
-    Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. The first request must be
-    admitted at once. One that finds no room beside others of the call waits until one of those has ended, because the
-    call itself may take the room.
+    Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. A request that is submitted
+    while no other one of the call runs, as the first is, must find room. One that finds none beside others waits until
+    one of those has ended, because the call itself may take the room.
 
     key: ``supersedes_key``; ignored unless there is exactly one request. most: how many run at once; None: all. begun:
     as in `Admission.admit`, for the first request too.

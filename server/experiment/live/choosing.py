@@ -183,7 +183,7 @@ class EngineSwitch:
                 self._on_error(f"the engine cannot be switched: {error}")
                 return
             if chooser.block == block:  # false if the switch took longer than the block
-                chooser.settled(block, partial(self._holds, settings))
+                chooser.settled(block, partial(self._holds, settings, self._client.engine.config.draft_head))
                 await self._pause(chooser.left_s(block))
 
     async def _pause(self, seconds: float) -> None:
@@ -197,9 +197,11 @@ class EngineSwitch:
         if settings.flush_cache:
             await self._client.flush_cache()
 
-    def _holds(self, settings: EngineSettings) -> bool:
-        """Whether the engine has the arm's draft model: a restart may have refused it, or an operator swapped it."""
-        return "draft" not in settings.names or self._client.draft_setting == (settings.draft, settings.draft_dtype)
+    def _holds(self, settings: EngineSettings, head: str | None) -> bool:
+        """Whether the engine has the arm's draft model, and still ``head``: a restart may have refused the draft, or an
+        operator swapped it."""
+        now = (*self._client.draft_setting, self._client.engine.config.draft_head)
+        return "draft" not in settings.names or now == (settings.draft, settings.draft_dtype, head)
 
     async def _draft(self, draft: str | None, dtype: WeightDtype | None) -> None:
         if self._client.draft_setting != (draft, dtype):

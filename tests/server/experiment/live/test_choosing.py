@@ -140,7 +140,8 @@ class LoadingClient:
     def __init__(self) -> None:
         self.draft_setting: tuple[str | None, Any] = ("old", None)
         self.info = SimpleNamespace(head=None)
-        self.engine = SimpleNamespace(state=SimpleNamespace(is_final=False))
+        self.config = SimpleNamespace(draft_head=None)
+        self.engine = SimpleNamespace(state=SimpleNamespace(is_final=False), config=self.config)
         self.loads = True
         self.refused, self.swapped = asyncio.Event(), asyncio.Event()
 
@@ -150,6 +151,12 @@ class LoadingClient:
             raise SwapUnderWayError
         self.draft_setting = (draft, dtype)
         self.swapped.set()
+
+
+def warms_up(blocks: BlockChooser) -> bool:
+    choice = blocks.choose(ANYBODY, request())
+    assert choice is not None
+    return choice.warm_up
 
 
 async def test_a_switch_waits_until_an_operators_draft_is_loaded() -> None:
@@ -162,6 +169,12 @@ async def test_a_switch_waits_until_an_operators_draft_is_loaded() -> None:
         await client.refused.wait()
         client.loads = False
         await client.swapped.wait()
+        assert not warms_up(blocks)
+        client.config.draft_head = "heads/new"  # an operator adds it
+        assert warms_up(blocks)
+        client.config.draft_head = None
+        client.draft_setting = ("other", None)
+        assert warms_up(blocks)
         client.loads = True
         client.refused.clear()
         stopping = asyncio.create_task(switch.stop())
