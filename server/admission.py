@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from server.auth.principal import Limits, Principal, current_caller
 from server.errors import (
@@ -495,6 +495,14 @@ class Admission:
 _Events = asyncio.Queue[tuple[int, RequestEvent | Exception | None]]
 
 
+class _Running(NamedTuple):
+    """A request of a call."""
+
+    stream: RequestStream
+    reading: asyncio.Task[None]
+    asks_again: bool  # if the engine's queue is full: others of the call ran when it was submitted
+
+
 async def run_requests(
     admission: Admission, requests: Sequence[Request], key: str = "", *, most: int | None = None, begun: bool = False
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
@@ -516,7 +524,7 @@ async def run_requests(
                 yield 0, event
         return
     waiting = deque(enumerate(requests))
-    running: dict[int, tuple[RequestStream, asyncio.Task[None], bool]] = {}  # the last: others ran at its submission
+    running: dict[int, _Running] = {}
     # It is short, so a slow client's events wait in the streams, which are bounded.
     queue: _Events = asyncio.Queue(len(requests))
 
@@ -530,7 +538,7 @@ async def run_requests(
                     raise
                 return
             waiting.popleft()
-            running[number] = stream, asyncio.create_task(_read(number, stream, queue)), beside
+            running[number] = _Running(stream, asyncio.create_task(_read(number, stream, queue)), beside)
 
     try:
         admit()
@@ -539,7 +547,7 @@ async def run_requests(
             if item is None:
                 del running[number]
                 admit()
-            elif isinstance(item, QueueFullError) and running[number][2]:  # the engine's queue is full
+            elif isinstance(item, QueueFullError) and running[number].asks_again:
                 waiting.appendleft((number, requests[number]))
                 del running[number]
                 if not running:  # the others have ended meanwhile
@@ -551,9 +559,9 @@ async def run_requests(
                     item.index += number * requests[0].sampling.n
                 yield number, item
     finally:
-        for stream, reading, _ in running.values():
-            reading.cancel()
-            stream.close()
+        for each in running.values():
+            each.reading.cancel()
+            each.stream.close()
 
 
 async def _read(number: int, stream: RequestStream, queue: _Events) -> None:

@@ -42,7 +42,8 @@ NO_PROMPT = (0,)
 
 
 def prompt_to_check(ids: tuple[int, ...], body: Body) -> tuple[int, ...]:
-    """``ids`` of a prompt. If there are none because a field is wrong: `NO_PROMPT`; else an empty prompt is refused."""
+    """The prompt for `check_requests`: ``ids``, or `NO_PROMPT` if a field is wrong and there are none. The check
+    refuses an empty prompt."""
     return ids or (NO_PROMPT if body.violations.found else ())
 
 

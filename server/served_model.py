@@ -299,7 +299,7 @@ class Models:
     """The models of a server in the order of the configuration; at least one."""
 
     exporter: Exporter | None  # of the metrics of all models; None: none are kept
-    were_ready = False  # all of them, at the server's start
+    were_ready = False  # whether all have become ready, which ends the start
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models, self.exporter = tuple(models), None

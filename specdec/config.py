@@ -491,13 +491,13 @@ def _reason(problem: ErrorDetails, model: Any) -> str:
     if problem["type"] != "extra_forbidden":
         return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     *path, name = map(str, problem["loc"])
-    section = _models_in(model)
-    for part in path:  # a part that is no field is a key or an index, whose value is of the same models
-        fields = [each.model_fields[part].annotation for each in section if part in each.model_fields]
-        section = [inner for field in fields for inner in _models_in(field)] or section
+    sections = _models_in(model)
+    for part in path:  # one that is no field is a key of a mapping or an index of a list, whose values are the sections
+        fields = [section.model_fields[part].annotation for section in sections if part in section.model_fields]
+        sections = [inner for field in fields for inner in _models_in(field)] or sections
     if _has_field(model, name):
         return "there is no such field here, another section has it"
-    likely = difflib.get_close_matches(name, [field for each in section for field in each.model_fields], 1, 0.75)
+    likely = difflib.get_close_matches(name, [field for each in sections for field in each.model_fields], 1, 0.75)
     return "there is no such field" + (f", did you mean `{likely[0]}`?" if likely else "")
 
 
@@ -510,10 +510,9 @@ def _models_in(kind: Any) -> list[type[BaseModel]]:
 
 def _has_field(kind: Any, name: str) -> bool:
     """Whether a model in ``kind``, or one inside of it, has the field."""
-    models = _models_in(kind)
     return any(
         name in model.model_fields or any(_has_field(field.annotation, name) for field in model.model_fields.values())
-        for model in models
+        for model in _models_in(kind)
     )
 
 

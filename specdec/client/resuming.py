@@ -58,8 +58,8 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
-        # Calls for the rest of a sample, queued ones too; set when the next of them gives its place at the server back
-        self._open_calls, self._place_given_back = 0, asyncio.Event()
+        self._open_calls = 0  # each for the rest of a sample; those that the server has queued count too
+        self._place_given_back = asyncio.Event()  # the next end of an open call that may have had a place at the server
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -244,5 +244,5 @@ async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
 
 
 def _has_no_place(error: CallError) -> bool:
-    """Whether the key's other requests take all of its places."""
+    """Whether the call was refused because other requests take all places that ``max_concurrent`` gives its key."""
     return error.metadata.get("limit") == "max_concurrent"

@@ -92,7 +92,7 @@ class CheckProcess:
         special = {token: vocabulary.tokens[token].hex() for token in vocabulary.special_token_ids}
         self._first_line = json.dumps([len(vocabulary.tokens), special, eos_ids])
         self._process: subprocess.Popen[str] | None = None
-        self._interrupted = False
+        self._interrupted = False  # since then, until `close`, no process is started in place of the killed one
         self._finalizer: Callable[[], Any] = lambda: None
 
     def check(self, params: GrammarParams, cpu_seconds: float) -> str:

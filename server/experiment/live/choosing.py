@@ -72,8 +72,8 @@ class BlockChooser:
     ``block:NUMBER``, with equal chances. It is predictable only with the salt, and stable across restarts.
 
     Requests within ``washout_s`` of a block's begin run beside those of the block before and are marked `warm_up`. With
-    ``waits_for_engine``, so are all until ``washout_s`` after the engine is switched for the block, and while it no
-    longer is. ``now`` is Unix time.
+    ``waits_for_engine``, so are all until ``washout_s`` after the engine is switched for the block, and all while the
+    engine has lost the block's settings. ``now`` is Unix time.
     """
 
     def __init__(

@@ -67,8 +67,8 @@ OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX, NO_PRIORITY = (
 class RunningExperiment:
     """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    written: records of earlier runs, by arm; ran_s: seconds that these took. on_over: called once, with
-    state and reason, when the experiment must end.
+    written: records of earlier runs, by arm; ran_s: seconds that these took. on_over: called once, with state and
+    reason, when the experiment must end.
 
     Raises:
         OSError: the folder cannot be written.
@@ -191,7 +191,7 @@ class RunningExperiment:
         error: RequestError | None,
         make: Callable[[Participation], Record],
     ) -> None:
-        """Count a request that is over, as left out or by its record."""
+        """Count a request that has ended as left out, or write its record."""
         if asks_again and isinstance(error, _NO_ROOM):
             return  # its next attempt counts
         if isinstance(part, str):
