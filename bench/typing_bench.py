@@ -120,6 +120,7 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
 
     Raises:
         CallError: the server failed, or refused an ask.
+        BenchError: it did not answer the last one.
     """
     log = KeysLog()
     clock = asyncio.get_running_loop().time
@@ -145,6 +146,8 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
                 ask = _ask(number + 2, at + number + 1, number + 2)
                 await session.send(pb.CompleteSessionRequest(edits=edits, ask=ask))
             await asyncio.wait_for(reading, _SETTLE_S)
+        except TimeoutError:
+            raise BenchError(f"{stretch.name}: no answer to the last key within {_SETTLE_S:g} s") from None
         finally:
             reading.cancel()
     return log

@@ -19,7 +19,10 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8401")
     parser.add_argument("--max-tokens", type=int, default=400)
     given = parser.parse_args()
-    old = given.file.read_text(encoding="utf-8")
+    try:
+        old = given.file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"{given.file}: {error}") from None
     client = OpenAI(base_url=f"{given.server}/v1", api_key="none")  # a server with keys wants one here
     try:
         answer = client.chat.completions.create(

@@ -112,6 +112,17 @@ def test_bug_without_a_server_an_example_says_so_in_one_line(
     assert not more
 
 
+def test_bug_a_file_that_cannot_be_read_is_named_in_one_line(run: Run, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.py"
+    binary.write_bytes(b"\xff")
+    for path, reason in ((tmp_path / "gone.py", "No such file"), (binary, "can't decode")):
+        with pytest.raises(SystemExit) as ended:
+            run("openai_prediction.py", str(path), "change it")
+        (line,) = str(ended.value).splitlines()
+        assert str(path) in line
+        assert reason in line
+
+
 def test_openai_prediction(real: Real, run: Run, tmp_path: Path) -> None:
     old = tmp_path / "old.py"
     old.write_text("def add(a, b):\n    return a + b\n")

@@ -53,7 +53,7 @@ class HttpReader:
                 at_ns = now_ns()
                 if line.startswith(_DATA) and (text := orjson.loads(line.removeprefix(_PREFIX))["choices"][0]["text"]):
                     yield at_ns, str(text)
-        except http.client.HTTPException as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ReaderError(f"the answer is incomplete: {error!r}") from None
 
     def close(self) -> None:

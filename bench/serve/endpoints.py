@@ -10,7 +10,6 @@ import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -46,13 +45,13 @@ class ServerUrl(NamedTuple):
             ConfigError: the URL has none of these forms.
         """
         try:
-            parts = urlsplit(url)
+            parts = httpx.URL(url)
             bare = parts.path in ("", "/")
-            good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:
+            good = bool(parts.host) and (parts.port is None or 0 < parts.port < 1 << 16)
+        except (httpx.InvalidURL, ValueError):  # the latter from names that are not in the DNS's alphabet
             raise ConfigError(f"url: {url!r} is not a URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
         if good and bare and parts.scheme in ("grpc", "grpcs"):
-            return ServerUrl("grpc", parts.netloc, parts.scheme == "grpcs")
+            return ServerUrl("grpc", parts.netloc.decode(), parts.scheme == "grpcs")
         if good and parts.scheme in ("http", "https"):
             return ServerUrl("http", url.rstrip("/") + ("/v1" if bare else ""), parts.scheme == "https")
         raise ConfigError(f"url: {url!r} is neither grpc://HOST:PORT nor http://HOST:PORT/v1")

@@ -51,12 +51,9 @@ class Axis:
 
 def short(value: float) -> str:
     """A number with three digits, and `k` for thousands."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 10_000:
-        return f"{value / 1000:.3g}k".replace("e+03", "000")
-    text = f"{value:.3g}"
-    return f"{value:.0f}" if "e+" in text else text
+    unit = 1000 if abs(value) >= 10_000 else 1
+    text = f"{value / unit:.3g}"
+    return (f"{value / unit:.0f}" if "e+" in text else text) + ("k" if unit > 1 else "")
 
 
 WIDTH, HEIGHT = 380, 230

@@ -127,9 +127,18 @@ def test_a_connection_that_ends_is_no_answer(kind: type[GrpcReader] | type[HttpR
         ending = threading.Thread(target=end)
         ending.start()
         reader = kind(listener.getsockname()[1])
-        with pytest.raises((ReaderError, ConnectionError)):
+        with pytest.raises(ReaderError):
             next(reader.read("hello", 4))
         ending.join()
+        reader.close()
+
+
+def test_bug_a_server_that_hangs_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = HttpReader(listener.getsockname()[1])
+        reader._connection.sock.settimeout(0.05)
+        with pytest.raises(ReaderError, match="timed out"):
+            next(reader.read("hello", 4))
         reader.close()
 
 

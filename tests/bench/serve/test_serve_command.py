@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from bench.serve.endpoints import ServerUrl
 from bench.serve.load import LoadRun
 from server.engine_client import EngineClient
 from server.request_stream import RequestStream
 from specdec.cli.bench_output import print_table
 from specdec.cli.bench_serve import replay_command, serve_load_command
 from specdec.core.types import Request
+from specdec.errors import ConfigError
 from tests.server.http.harness import Server, running
 
 
@@ -128,6 +130,14 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
     result = invoke("http://127.0.0.1:1/v1", *words)
     assert result.exit_code not in (0, 3)
     assert result.exception is not None
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h:1/v1\n", "http://h:1/\x7f", "http://h:99999", "http://h:0", "http://h:x", "http://xn--"]
+)
+def test_bug_a_url_that_cannot_be_one_is_named(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"url: .* is not a URL|url: .* is neither grpc://"):
+        ServerUrl.read(url)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import typing_bench
 from bench.engine_bench import BenchError
 from bench.typing_bench import PLACES, KeysLog, Stretch, TypingPlan, figures_of, find_stretch, type_in_session
 from bench.workloads.workload import source_of
@@ -86,6 +87,20 @@ async def test_a_refused_ask_ends_the_typing() -> None:
         async with Client(f"127.0.0.1:{addresses.grpc_port}") as client, asyncio.timeout(10):
             with pytest.raises(CallError, match=r"INVALID_ARGUMENT: ask 1 was refused: .*cache\.salt"):
                 await type_in_session(client, stretch, TypingPlan(), "x" * 5000)
+    finally:
+        await serving.stop()
+
+
+async def test_bug_an_answer_that_does_not_come_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typing_bench, "_SETTLE_S", 0.0)
+    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
+    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
+    addresses = await serving.start()
+    try:
+        await serving.wait_ready()
+        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
+            with pytest.raises(BenchError, match="book: no answer to the last key within 0 s"):
+                await type_in_session(client, stretch, TypingPlan(keys_per_s=200.0), "")
     finally:
         await serving.stop()
 

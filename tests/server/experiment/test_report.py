@@ -150,6 +150,10 @@ def test_numbers_are_short() -> None:
     ]
 
 
+def test_bug_millions_are_as_many_thousands() -> None:
+    assert [short(v) for v in (999_600, 1_000_000, 1_234_567, -2_500_000)] == ["1000k", "1000k", "1235k", "-2500k"]
+
+
 def _folder(tmp_path: Path, plan: Manifest, log: RecordLog) -> Path:
     ExperimentFolder(tmp_path).write_manifest(plan)
     with closing(RecordWriter(tmp_path)) as writer:
