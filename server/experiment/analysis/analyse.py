@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from server.experiment.analysis.compare import (
-    Compared,
     Selection,
     bounds,
     compare_target,
@@ -41,7 +40,7 @@ from server.experiment.stats.proportions import (
     share_difference,
     share_difference_bounds,
 )
-from server.experiment.stats.quantiles import band_half_width, quantile
+from server.experiment.stats.quantiles import band_half_width
 from server.experiment.stats.samples import Interval, TwoArmSample
 
 SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
@@ -93,7 +92,7 @@ def slip_ms(selection: Selection) -> float | None:
     late = [
         (r.arrival - r.scheduled) * 1e3 for records in selection.records for r in records if r.scheduled is not None
     ]
-    return quantile(np.sort(np.array(late)), 0.99) if late else None
+    return float(np.quantile(late, 0.99, method="inverted_cdf")) if late else None
 
 
 _NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, whatever their ratio
@@ -123,19 +122,14 @@ def check_guardrail(
     text = f"{result.a:.4g}{unit} in the control, {result.b:.4g}{unit} in the treatment"
     if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:
         return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": negligible")
-    interval = _increase(compared, config.stopping.alpha)
-    seen_ratio = None if result.ratio is None else result.ratio - 1
-    if seen_ratio is not None and not METRICS[target.metric].lower_is_better:
-        seen_ratio = -seen_ratio
-    return _judged(guardrail, seen_ratio, interval, text)
 
+    def increase_of(ratio: float) -> float:
+        """The degradation, as a share of the control's value."""
+        return ratio - 1 if result.lower_is_better else 1 - ratio
 
-def _increase(compared: Compared, alpha: float) -> Interval:
-    """The degradation, as a share of the control's value."""
-    low, high = compared.ratio(alpha)
-    if compared.result.lower_is_better:
-        return Interval(low - 1, high - 1)
-    return Interval(1 - high, 1 - low)
+    low, high = sorted(map(increase_of, compared.ratio(config.stopping.alpha)))
+    seen_increase = None if result.ratio is None else increase_of(result.ratio)
+    return _judged(guardrail, seen_increase, Interval(low, high), text)
 
 
 def _judged(guardrail: Guardrail, increase: float | None, interval: Interval, text: str) -> GuardrailResult:
@@ -173,18 +167,17 @@ def make_curves(selection: Selection, metric: str, sample: TwoArmSample, alpha: 
 
 def _quantiles(values: np.ndarray) -> tuple[float, ...]:
     n = min(_POINTS, len(values))
-    ordered = np.sort(values)
-    return tuple(quantile(ordered, (i + 0.5) / n) for i in range(n))
+    return tuple(np.quantile(values, (np.arange(n) + 0.5) / n, method="inverted_cdf").tolist())
 
 
 def _timeline(selection: Selection, metric: str) -> tuple[tuple[float, float | None, float | None], ...]:
     """Medians of both arms per stretch of time: seconds since the start, control, treatment."""
     value = METRICS[metric].value
     rows = [
-        (record.arrival, arm, value(record))
+        (record.arrival, arm, found)
         for arm, records in enumerate(selection.records)
         for record in records
-        if record.ok and np.isfinite(value(record))
+        if record.ok and math.isfinite(found := value(record))
     ]
     if not rows:
         return ()

@@ -85,7 +85,8 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
         whole = {r.pair for r in kept[0]} & {r.pair for r in kept[1]}
         left_out["pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
         kept = [[r for r in arm if r.pair in whole] for arm in kept]
-    label, unit_name = _labels(config, ordered)
+    unit_name = _unit_name(config, ordered)
+    label = attrgetter(unit_name)
     number: dict[str, int] = {}
     for record in sorted((r for arm in kept for r in arm), key=attrgetter("arrival")):
         number.setdefault(label(record), len(number))
@@ -93,15 +94,13 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
     return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, config.assignment.pairs, left_out)
 
 
-def _labels(config: ExperimentConfig, records: list[Record]) -> tuple[attrgetter[str], str]:
-    """The attribute that identifies a record's unit, and the unit's name."""
+def _unit_name(config: ExperimentConfig, records: list[Record]) -> str:
+    """The attribute that identifies a record's unit."""
     if config.assignment.pairs:
-        return attrgetter("pair"), "pair"
+        return "pair"
     if config.assignment.mode == "switchback" and any(r.block != NO_BLOCK for r in records):
-        return attrgetter("block"), "block"
-    if records and all(r.key for r in records):
-        return attrgetter("key"), "key"
-    return attrgetter("request"), "request"
+        return "block"
+    return "key" if records and all(r.key for r in records) else "request"
 
 
 _WORK = 40_000_000  # values times draws
@@ -142,7 +141,7 @@ def compare_target(
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
         mean_ratio = partial(mean_ratio_bounds, mean, tuned_for=stopping.expected_units / merged)
-    result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing))
+    result = _result(target, sample, mean, merged, stopping.alpha, (nothing, nothing))
     return Compared(result, mean_ratio)
 
 
@@ -160,9 +159,8 @@ def quantile_result(
     metric: str, sample: TwoArmSample, compared: QuantileComparison, merged: int, alpha: float
 ) -> TargetResult:
     """The comparison as a result of level 1 - alpha."""
-    label = MetricTarget(metric=metric, quantile=compared.p).label
     arms = (bounds(compared.of_arm(0, alpha)), bounds(compared.of_arm(1, alpha)))
-    return _result(label, sample, compared, merged, alpha, arms)
+    return _result(MetricTarget(metric=metric, quantile=compared.p), sample, compared, merged, alpha, arms)
 
 
 def bounds(interval: Interval) -> Bounds:
@@ -175,17 +173,16 @@ def number(value: float) -> float | None:
 
 
 def _result(
-    label: str,
+    target: MetricTarget,
     sample: TwoArmSample,
     compared: MeanComparison | QuantileComparison,
     merged: int,
     alpha: float,
     arms: tuple[Bounds, Bounds],
 ) -> TargetResult:
-    metric = METRICS[label.partition("@")[0].removesuffix(":mean")]
-    present = sample.present()
+    metric = METRICS[target.metric]
     return TargetResult(
-        label=label,
+        label=target.label,
         title=metric.title,
         unit=metric.unit,
         lower_is_better=metric.lower_is_better,
@@ -199,6 +196,6 @@ def _result(
         difference=number(compared.b - compared.a),
         difference_bounds=bounds(compared.difference(alpha)),
         p_value=compared.p_value(),
-        units=min(int(np.count_nonzero(units)) for units in present),
+        units=min(int(np.count_nonzero(units)) for units in sample.present()),
         merged=merged,
     )

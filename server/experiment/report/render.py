@@ -60,11 +60,11 @@ def _number(value: float | None, unit: str = "") -> str:
     return f"{value:,.{digits}f}".replace(",", " ") + (f" {unit}" if unit else "")
 
 
-def _span(bounds: Bounds, unit: str = "") -> str:
+def _span(bounds: Bounds) -> str:
     low, high = bounds
     if low is None or high is None:
         return "too few records"
-    return f"{_number(low)} … {_number(high, unit)}"
+    return f"{_number(low)} … {_number(high)}"
 
 
 def _share(value: float | None) -> str:

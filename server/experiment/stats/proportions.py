@@ -30,7 +30,7 @@ def share_difference(hits: Counts, n: Counts, alpha: float) -> Interval:
 
 
 def _wilson(share: float, n: float, alpha: float) -> Interval:
-    """Wilson's interval for one share (J. Am. Statist. Assoc. 1927)."""
+    """Wilson's interval for one share (J. Am. Statist. Assoc. 1927). scipy's takes whole numbers only."""
     square = float(stats.norm.ppf(1 - alpha / 2)) ** 2
     middle = share + square / (2 * n)
     half = math.sqrt(square * (share * (1 - share) / n + square / (4 * n * n)))
@@ -87,7 +87,8 @@ def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100
 def equivalent(ratio: Callable[[float], Interval], margin: float, alpha: float) -> bool:
     """Whether B / A lies between 1 / (1 + margin) and 1 + margin, at level alpha: two one-sided tests (Schuirmann 1987)
     as one interval of level 1 - 2 alpha. ``ratio`` returns the interval for an alpha; a margin of 0 is never met."""
-    return ratio(2 * alpha).inside(1 / (1 + margin), 1 + margin)
+    low, high = ratio(2 * alpha)
+    return 1 / (1 + margin) < low and high < 1 + margin
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

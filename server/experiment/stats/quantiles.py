@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats  # type: ignore[import-untyped]
+from scipy import optimize, special, stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.samples import (
     ANY_RATIO,
@@ -28,13 +28,6 @@ def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
     """
     below = stats.binom(n, p)
     return int(below.ppf(alpha / 2)), int(below.ppf(1 - alpha / 2)) + 1
-
-
-def quantile(ordered: Floats, p: float) -> float:
-    """The smallest value with at least a share p of the values [n] at or below it; NaN if empty."""
-    if len(ordered) == 0:
-        return math.nan
-    return float(ordered[min(len(ordered) - 1, max(0, math.ceil(p * len(ordered) - 1e-9) - 1))])
 
 
 def band_half_width(n: int, alpha: float) -> float:
@@ -191,9 +184,9 @@ def _sorted(values: Floats, units: Indices) -> tuple[Floats, Indices]:
     return values[order], units[order]
 
 
-def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tuple[Floats, Floats]:
-    """Bounds (low, high), each [times], that the number of values at or below the p-quantile satisfies at all times
-    together with chance >= 1 - alpha.
+def below_bounds(time: float, p: float, alpha: float, tuned_for: float) -> tuple[float, float]:
+    """Bounds (low, high) that the number of values at or below the p-quantile satisfies at all times together with
+    chance >= 1 - alpha.
 
     After Howard & Ramdas 2022 (arXiv 1906.09712, Theorem 1b): Ville's inequality for the likelihood ratio of a
     Bernoulli(theta) against Bernoulli(p), theta drawn from a Beta around p. Here theta is drawn on one side of p, with
@@ -201,34 +194,24 @@ def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tup
     indicators may replace an indicator. ``tuned_for``: the time at which the bounds are tightest.
     """
     prior = max(1.0, tuned_for / (2 * math.log(2 / alpha) + math.log(1 + 2 * math.log(2 / alpha))))
-    low = _least(times, p, alpha / 2, prior)
-    high = times - _least(times, 1 - p, alpha / 2, prior)
-    return low, high
+    return _least(time, p, alpha / 2, prior), time - _least(time, 1 - p, alpha / 2, prior)
 
 
-def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
-    """The smallest sums [times] that are not significantly below p * time; -1 if there is none."""
+def _least(time: float, p: float, alpha: float, prior: float) -> float:
+    """The smallest sum that is not significantly below p * time; -1 if there is none."""
     a, b = prior * p, prior * (1 - p)
-    base = special.betaln(a, b) + _log_beta_cdf(p, a, b)
 
-    def evidence(sums: Floats) -> Floats:
-        rest = times - sums
-        mixed = special.betaln(a + sums, b + rest) + _log_beta_cdf(p, a + sums, b + rest)
-        return np.asarray(mixed - base - sums * math.log(p) - rest * math.log1p(-p))
+    def log_mixture(hits: float, rest: float) -> float:
+        """The log likelihood of so many values below and above, theta <= p drawn from the Beta."""
+        return float(special.betaln(a + hits, b + rest) + np.log(special.betainc(a + hits, b + rest, p)))
 
-    limit = math.log(1 / alpha)
-    low, high = np.zeros_like(times), times * p
-    for _ in range(40):
-        middle = (low + high) / 2
-        strong = evidence(middle) > limit
-        low, high = np.where(strong, middle, low), np.where(strong, high, middle)
-    return np.where(evidence(np.zeros_like(times)) > limit, low, -1.0)
+    limit = log_mixture(0.0, 0.0) - math.log(alpha)
 
+    def excess(hits: float) -> float:
+        rest = time - hits
+        return log_mixture(hits, rest) - hits * math.log(p) - rest * math.log1p(-p) - limit
 
-def _log_beta_cdf(x: float, a: Floats | float, b: Floats | float) -> Floats:
-    """log P(Beta(a, b) <= x); -inf on underflow."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(special.betainc(a, b, x)))
+    return float(optimize.brentq(excess, 0.0, time * p)) if excess(0.0) > 0 else -1.0
 
 
 def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tuned_for: float) -> Interval:
@@ -239,16 +222,15 @@ def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tune
     if len(values) == 0:
         return Interval(-math.inf, math.inf)
     sizes = np.bincount(units)
-    weights = 1 / sizes[units]
     time = float(np.count_nonzero(sizes))
-    order = np.argsort(values, kind="stable")
-    running = np.cumsum(weights[order])
-    (least,), (most,) = below_bounds(np.array([time]), p, alpha, tuned_for)
+    ordered, units = _sorted(values, units)
+    running = np.cumsum(1 / sizes[units])
+    least, most = below_bounds(time, p, alpha, tuned_for)
     # A bound is too small if fewer than `least` values are at or below it, too large if more than `most` are below.
     first = int(np.searchsorted(running, least - 1e-9))
     last = int(np.searchsorted(running, most + 1e-9, side="right"))
-    low = float(values[order[first]]) if least > 0 else -math.inf
-    high = float(values[order[last]]) if last < len(values) else math.inf
+    low = float(ordered[first]) if least > 0 else -math.inf
+    high = float(ordered[last]) if last < len(values) else math.inf
     return Interval(low, high)
 
 

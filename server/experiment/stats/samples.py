@@ -19,10 +19,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def inside(self, low: float, high: float) -> bool:
-        """Whether all of it lies strictly between the two."""
-        return low < self.low and self.high < high
-
 
 EVERYTHING = Interval(-math.inf, math.inf)
 ANY_RATIO = Interval(0.0, math.inf)

@@ -113,7 +113,7 @@ def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
     confidence sequence, and with the fixed interval that is not made for it."""
     rng = np.random.default_rng(2)
     times = np.arange(1.0, pairs + 1)
-    low, high = below_bounds(times, 0.5, ALPHA / 2, 100)
+    low, high = np.array([below_bounds(t, 0.5, ALPHA / 2, 100) for t in times]).T
     # the bounds on counts as ranks (from 0) of ordered values; `pairs` for no bound
     lows, highs = np.ceil(low).astype(int) - 1, np.floor(high).astype(int)
     fixed = [quantile_ranks(int(t), 0.5, ALPHA) for t in times]
@@ -150,7 +150,7 @@ def test_peeking_after_every_record_in_a_thousand_experiments() -> None:
 def test_the_simulation_has_the_ranks_of_the_interval() -> None:
     rng = np.random.default_rng(3)
     sample = lognormal(150, rng)
-    (low,), (high,) = below_bounds(np.array([150.0]), 0.5, ALPHA / 2, 100)
+    low, high = below_bounds(150.0, 0.5, ALPHA / 2, 100)
     a, b = (np.sort(values) for values in sample.values)
     first, last = int(np.ceil(low)) - 1, int(np.floor(high))
     interval = quantile_ratio_bounds(sample, 0.5, ALPHA, 100)
