@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from rich.table import Table
@@ -30,30 +31,22 @@ PROMPT_TOKENS = 128
 class OffCost:
     """Milliseconds per step of two engines that run in turns: one with drafters, one without."""
 
-    loaded_ms: list[float] = field(default_factory=list)
-    bare_ms: list[float] = field(default_factory=list)
-    loaded_request_ms: list[float] = field(default_factory=list)  # per request, its mean
-    bare_request_ms: list[float] = field(default_factory=list)
-
-    def add(self, loaded: list[float], bare: list[float]) -> None:
-        """Add the steps of one request."""
-        self.loaded_ms += loaded
-        self.bare_ms += bare
-        self.loaded_request_ms.append(sum(loaded) / len(loaded))
-        self.bare_request_ms.append(sum(bare) / len(bare))
+    requests: list[tuple[list[float], list[float]]] = field(default_factory=list)  # each one's steps, in both engines
 
     def as_dict(self) -> dict[str, float]:
         """The figures by name. Ratios are of the engine with drafters over the one without: 1.01 is a cost of 1 %."""
-        loaded, bare = statistics.median(self.loaded_ms), statistics.median(self.bare_ms)
-        requests = statistics.median(self.loaded_request_ms) / statistics.median(self.bare_request_ms)
-        pairs = statistics.median(a / b for a, b in zip(self.loaded_ms, self.bare_ms, strict=True))
+        engines = list(zip(*self.requests, strict=True))
+        loaded_ms, bare_ms = (list(chain(*requests)) for requests in engines)
+        loaded_mean, bare_mean = (statistics.median(map(statistics.fmean, requests)) for requests in engines)
+        loaded, bare = statistics.median(loaded_ms), statistics.median(bare_ms)
+        pairs = statistics.median(a / b for a, b in zip(loaded_ms, bare_ms, strict=True))
         return {
-            "steps": len(self.loaded_ms),
+            "steps": len(loaded_ms),
             "loaded_step_ms": round(loaded, 4),
             "bare_step_ms": round(bare, 4),
             "step_ratio_of_medians": round(loaded / bare, 4),
             "step_median_of_ratios": round(pairs, 4),
-            "tpot_ratio_of_medians": round(requests, 4),
+            "tpot_ratio_of_medians": round(loaded_mean / bare_mean, 4),
         }
 
 
@@ -71,9 +64,9 @@ class OffCostBench:
         """Decode ``requests`` real prompts greedily with both engines."""
         cost = OffCost()
         for number in range(-1, requests):  # the first is a warm-up
-            loaded, bare = self._pair(number)
+            times = self._pair(number)
             if number >= 0:
-                cost.add(loaded, bare)
+                cost.requests.append(times)
         return cost
 
     def _pair(self, number: int) -> tuple[list[float], list[float]]:

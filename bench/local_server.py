@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -112,9 +111,7 @@ class LocalServer:
         self.grpc_port, self.http_port = ports["grpc_port"], ports["http_port"] or 0
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:

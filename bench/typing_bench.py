@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import grpc
@@ -44,9 +45,7 @@ def find_stretch(place: str, keys: int) -> Stretch:
     """
     source = source_of(place)
     lines = source.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    starts = list(accumulate(map(len, lines), initial=0))
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     begins = sorted(starts[_first_statement(node) - 1] for node in functions)
     fitting = [begin for begin in begins if begin + keys <= len(source)]
@@ -59,9 +58,8 @@ def find_stretch(place: str, keys: int) -> Stretch:
 
 def _first_statement(function: ast.FunctionDef) -> int:
     """Line number (from 1) of the first statement that is not a docstring."""
-    first = function.body[0]
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return function.body[1].lineno if is_text and len(function.body) > 1 else first.lineno
+    documented = ast.get_docstring(function) is not None and len(function.body) > 1
+    return function.body[documented].lineno
 
 
 @dataclass(slots=True)
@@ -76,11 +74,6 @@ class KeysLog:
     continued: int = 0  # answers that continued an earlier suggestion
     warm_step: int = -1  # the engine's last step before the first key
     prompt_rows: int | None = None  # prompt rows computed since then; None if the trace does not reach back so far
-
-    def press(self, now_s: float) -> int:
-        """Record a key and return its number."""
-        self.pressed_s.append(now_s)
-        return len(self.pressed_s) - 1
 
     def answer(self, key: int, now_s: float, *, text: bool) -> None:
         """Record an answer for the document after ``key``; only the first counts."""
@@ -140,7 +133,7 @@ async def type_in_session(client: Client, stretch: Stretch, plan: TypingPlan, sa
             began = clock()
             for number, key in enumerate(stretch.typed):
                 await asyncio.sleep(max(0.0, began + number / plan.keys_per_s - clock()))
-                log.press(clock())
+                log.pressed_s.append(clock())
                 edit = pb.TextEdit(start=at + number, end=at + number, text=key)
                 edits = pb.DocumentEdits(uri=_URI, from_version=number + 1, version=number + 2, edits=[edit])
                 ask = _ask(number + 2, at + number + 1, number + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import statistics
@@ -31,10 +32,10 @@ class PeersRun:
     machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
     seconds: float = 0.0
 
-    def answers_of(self, arm: Arm, workload: str) -> dict[str, Record]:
+    def answers_of(self, arm: str, workload: str) -> dict[str, Record]:
         """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
         names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
-        found = {name: self.answers.get((arm.name, name)) for name in names}
+        found = {name: self.answers.get((arm, name)) for name in names}
         return {name: answer for name, answer in found.items() if answer is not None and answer.ok}
 
     @property
@@ -64,8 +65,7 @@ class ArmSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as JSON types."""
-        names = self.__dataclass_fields__
-        return {name: rounded(getattr(self, name)) for name in names}
+        return {name: rounded(value) for name, value in dataclasses.asdict(self).items()}
 
 
 def summarise(
@@ -121,16 +121,15 @@ class PeersReport:
 
     def __init__(self, run: PeersRun) -> None:
         self._run = run
-        self._by_name = {arm.name: arm for arm in run.arms}
 
     def summary(self, arm: Arm, workload: str) -> ArmSummary:
         """Figures of an arm in a workload."""
         run = self._run
         asked = sum(prompt.workload == workload and prompt.counted for prompt in run.prompts)
-        plain = self._answers(arm.plain, workload) if arm.speculates else None
         return summarise(
-            run.answers_of(arm, workload), asked, auto=self._answers(OURS_AUTO, workload),
-            off=self._answers(OURS_OFF, workload), plain=plain,
+            run.answers_of(arm.name, workload), asked, auto=run.answers_of(OURS_AUTO, workload),
+            off=run.answers_of(OURS_OFF, workload),
+            plain=run.answers_of(arm.plain, workload) if arm.speculates else None,
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
@@ -179,10 +178,6 @@ class PeersReport:
                 yield f"Fastest of the others: {name}, {ms:.1f} ms per token, {over_auto:.2f} times specdec auto's."
                 yield ""
         yield from self._notes()
-
-    def _answers(self, name: str, workload: str) -> dict[str, Record]:
-        arm = self._by_name.get(name)
-        return {} if arm is None else self._run.answers_of(arm, workload)
 
     def _best_other(self, workload: str) -> tuple[float, float, str] | None:
         """Time per token in ms, its ratio to specdec auto's, and name of the fastest arm that is not ours."""

@@ -63,7 +63,7 @@ RELEASES = (
 PER_PACKAGE = 5  # edits, spread evenly over the package's files
 RECENT = 3  # earlier changes that are shown
 MOST_LINES = 6  # of a change, before and after it
-APART = 3  # unchanged lines; changes with fewer between them are one
+CONTEXT = 1  # changes with at most twice as many unchanged lines between them are one
 CLEAR = 10  # unchanged lines on each side of the predicted change, so that its window holds no other
 HEAD_LINES = 2  # of the window, given as the start of an answer
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
@@ -168,12 +168,10 @@ def _edits_between(old: dict[str, list[str]], new: dict[str, list[str]]) -> Iter
 
 def _hunks(before: list[str], after: list[str]) -> list[_Hunk]:
     found: list[_Hunk] = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag == "equal":
-            continue
-        if found and a - found[-1].b < APART:
-            last = found.pop()
-            a, c = last.a, last.c
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for group in matcher.get_grouped_opcodes(CONTEXT):
+        changes = [opcode for opcode in group if opcode[0] != "equal"]
+        (_, a, _, c, _), (_, _, b, _, d) = changes[0], changes[-1]
         found.append(_Hunk(a, b, c, d))
     return found
 

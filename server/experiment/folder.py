@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from server.experiment.config import ExperimentConfig, StrictModel
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
+from specdec.config import problems
 
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
@@ -88,8 +89,8 @@ class ExperimentFolder:
         except OSError as error:
             raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ExperimentError(f"{path}: {problems}; move the folder away if you do not need it") from None
+            found = problems(error, Manifest)
+            raise ExperimentError(f"{path}: {found}; move the folder away if you do not need it") from None
 
     def state(self) -> StoredState:
         """Its state; `stopped` if there is none, as in a copied folder."""

@@ -141,17 +141,13 @@ def test_cost_of_off_compares_equal_work_and_leaves_the_cache_as_it_was() -> Non
     engine = Engine(parts)
     free = parts.kv.n_free
     cost = OffCostBench(engine, parts).run(2)
-    assert len(cost.loaded_ms) == len(cost.bare_ms) == 2 * STEPS
-    assert len(cost.loaded_request_ms) == len(cost.bare_request_ms) == 2
+    assert [(len(loaded), len(bare)) for loaded, bare in cost.requests] == [(STEPS, STEPS)] * 2
     assert not engine.has_work()
     assert parts.kv.n_free == free
 
 
 def test_ratios_of_the_cost_of_off() -> None:
-    cost = OffCost()
-    cost.add([2.0, 2.0, 8.0], [1.0, 4.0, 4.0])
-    cost.add([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])
-    figures = cost.as_dict()
+    figures = OffCost([([2.0, 2.0, 8.0], [1.0, 4.0, 4.0]), ([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])]).as_dict()
     assert (figures["loaded_step_ms"], figures["bare_step_ms"]) == (3.0, 3.0)
     assert figures["step_ratio_of_medians"] == 1.0
     assert figures["step_median_of_ratios"] == 1.0

@@ -23,9 +23,7 @@ from tests.server.harness import make_config, quick_policy
 
 
 def log_of(pressed: list[float], answered: dict[int, float], silent: tuple[int, ...] = ()) -> KeysLog:
-    log = KeysLog()
-    for at in pressed:
-        log.press(at)
+    log = KeysLog(pressed)
     for key, at in answered.items():
         log.answer(key, at, text=key not in silent)
     return log
