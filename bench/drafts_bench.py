@@ -131,8 +131,6 @@ NO_CANDIDATE = Setting("no candidate")  # the drafters that need no model, alone
 
 @dataclass(frozen=True, slots=True)
 class DraftsReport:
-    """The figures of a comparison."""
-
     machine: dict[str, Any]
     candidates: Seq[Candidate]
     runs: WorkloadRuns

@@ -69,7 +69,6 @@ class PredictEditPeer(CompletionsPeer):
         self._client, self._edits = client, {edit.name: edit for edit in edits}
 
     async def ask(self, ask: LoadRequest) -> Record:
-        """As `HttpPeer.ask`."""
         place, record = self._edits[ask.name].place, Record(ask.name, time.perf_counter())
         edits: list[TextEdit] = []
         try:

@@ -58,7 +58,6 @@ class InterleavedRun:
 
     @property
     def done(self) -> bool:
-        """Whether all requests have ended."""
         return not self._waiting and not self._engine.has_work()
 
     def step(self) -> None:
@@ -169,8 +168,6 @@ class EngineRunner:
 
 @dataclass(slots=True)
 class WorkloadRuns:
-    """The runs of one workload."""
-
     workload: str
     concurrent: bool
     rounds: list[dict[str, GroupRun]] = field(default_factory=list)  # per counted group, its run by name of the arm

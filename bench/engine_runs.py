@@ -62,7 +62,6 @@ class RequestRun:
         return self.decode_s / self.gaps * 1e3
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able figures."""
         return {
             "tokens": len(self.tokens),
             "first_tokens": self.first_tokens,
@@ -119,7 +118,6 @@ class WorkloadSummary:
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able figures."""
         figures: dict[str, Any] = {
             "prompts": self.prompts,
             "timed": self.timed,

@@ -125,8 +125,6 @@ def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class EngineReport:
-    """The figures of a run."""
-
     machine: dict[str, Any]
     runs: list[WorkloadRuns] = field(default_factory=list)
     fixed: tuple[str, ...] = ()  # names of the fixed settings that ran
@@ -156,8 +154,6 @@ SEED = 20_26
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchPlan:
-    """What to measure."""
-
     workloads: tuple[str, ...]
     prompts: int = 8  # counted ones per workload
     max_tokens: int | None = None  # None: each workload's own limit
@@ -236,7 +232,6 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
 
 
 def report_tables(report: EngineReport) -> Iterator[Table]:
-    """A table for each kind of figure in the report."""
     summaries = [runs.summary() for runs in report.runs]
     alone, together = [s for s in summaries if not s.concurrent], [s for s in summaries if s.concurrent]
     if alone:

@@ -336,8 +336,6 @@ def _difference(expected: Outcome, got: Outcome) -> tuple[int, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ConditionsResult:
-    """Counts of one run."""
-
     conditions: BatchConditions
     pairs: int  # samples, each compared with the same sample of plain decode
     tokens: int
@@ -359,7 +357,6 @@ class VerifyReport:
         return sum(getattr(result, count) for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as JSON types."""
         return {
             **{count: self.total(count) for count in ("pairs", "tokens", "accepted", "preemptions", "mismatches")},
             "first_mismatch": str(self.mismatches[0]) if self.mismatches else None,
@@ -367,7 +364,6 @@ class VerifyReport:
         }
 
     def table(self) -> Table:
-        """A row per run."""
         table = Table("conditions", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
         for result in (self.plain, *self.results):
             figures = (result.pairs, result.tokens, result.accepted, result.preemptions, result.mismatches)

@@ -186,8 +186,6 @@ _STEPS = 1024  # of the trace; the most that a call returns
 
 @dataclass(frozen=True, slots=True)
 class TypingPlan:
-    """What is typed, and how fast."""
-
     keys: int = 80  # of each stretch
     keys_per_s: float = 8.0
     stretches: int = 2  # number of files
@@ -309,7 +307,6 @@ async def _first_text(session: SessionCall, message: pb.CompleteSessionRequest) 
 
 
 def figures_of(logs: list[KeysLog]) -> dict[str, Any]:
-    """Figures over all stretches, as JSON types."""
     own = [(log.answered_s[key] - log.pressed_s[key]) * 1e3 for log in logs for key in sorted(log.answered_s)]
     keys = sum(len(log.pressed_s) for log in logs)
     rows = [(log.prompt_rows, len(log.pressed_s)) for log in logs if log.prompt_rows is not None]

@@ -261,7 +261,6 @@ class Script:
             yield Batch(self.first(number), [self.paired(f"{_WARM_UP}{number:06}", 0.0, ask)])
 
     def probe(self) -> LoadRequest:
-        """A short request that tests whether an arm works."""
         return dataclasses.replace(self.paired("probe", 0.0, next(self._prompts())).ask, max_tokens=1)
 
     def turns(self, done: Container[int]) -> Iterator[Batch]:

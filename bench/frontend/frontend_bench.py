@@ -57,7 +57,6 @@ class HttpReader:
             raise ReaderError(f"the answer is incomplete: {error!r}") from None
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
@@ -86,7 +85,6 @@ class GrpcReader:
             raise ReaderError(f"the call failed: {error.code().name}: {error.details()}") from None
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
 
@@ -118,7 +116,6 @@ class _Timing:
     ways_ns: list[int] = field(default_factory=list)  # from the engine's step to the client, per message
 
     def take(self, at_ns: int, text: str) -> None:
-        """Record a message that arrived at ``at_ns``."""
         stamps = read_stamps(text)
         if not self.ways_ns:
             self.added_ns = (at_ns - self.sent_ns) - (stamps[1] - stamps[0])

@@ -77,19 +77,15 @@ class ByteTokenizer:
         raise ModelError("the byte tokenizer has no chat template; send text")
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of those bytes."""
         return bytes(ids).decode("latin-1")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The byte."""
         return bytes([token_id])
 
     def token_id(self, token: str) -> int | None:
-        """None."""
         return None
 
     def special_id(self, name: str) -> int | None:
-        """None."""
         return None
 
 
@@ -129,11 +125,9 @@ class PacedEngine:
         self._tick_s = 0.0
 
     def submit(self, request: Request, waited_s: float = 0.0) -> None:
-        """Accept every request."""
         self._running[request.request_id] = _Running(request, now_ns())
 
     def abort(self, request_id: str) -> bool:
-        """As `EngineLike`."""
         running = self._running.pop(request_id, None)
         if running is not None:
             self._aborted.append(_finished(running, FinishReason.ABORTED))
@@ -156,11 +150,9 @@ class PacedEngine:
         return events
 
     def has_work(self) -> bool:
-        """As `EngineLike`."""
         return bool(self._running or self._aborted)
 
     def info(self) -> EngineInfo:
-        """As `EngineLike`."""
         return EngineInfo(
             target=NAME, draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise", max_context=CONTEXT,
             vocab_size=VOCAB_SIZE, kv_tokens=1 << 20, max_batch=256, drafters=(), eos_ids=(), threads=1, version="0",
@@ -168,15 +160,12 @@ class PacedEngine:
         )  # fmt: skip
 
     def load(self) -> EngineLoad:
-        """As `EngineLike`."""
         return EngineLoad(running_requests=len(self._running), total_pages=1 << 14, free_pages=1 << 14)
 
     def trace(self, limit: int) -> list[StepTrace]:
-        """Empty."""
         return []
 
     def close(self) -> None:
-        """Drop every request."""
         self._running.clear()
 
     def _advance(self, running: _Running) -> list[RequestEvent]:

@@ -71,7 +71,6 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
         return self.path / "bin" / "python"
 
     @property

@@ -12,8 +12,6 @@ from specdec.load.request import LoadRequest
 
 @dataclass(frozen=True, slots=True)
 class PeersPlan:
-    """What `specdec bench peers` measures."""
-
     target: str  # a catalogue name or a file
     draft: str | None
     cache_dir: Path
@@ -53,7 +51,6 @@ class Arm:
 
     @property
     def speculates(self) -> bool:
-        """Whether the arm drafts."""
         return self.plain != self.name
 
 

@@ -37,7 +37,6 @@ class PeerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def begin(self) -> None:

@@ -64,7 +64,6 @@ class ArmSummary:
     same_text: int | None = None  # answers equal to those of the same engine without drafts
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON types."""
         return {name: rounded(value) for name, value in dataclasses.asdict(self).items()}
 
 
@@ -117,13 +116,10 @@ _HEAD = (
 
 
 class PeersReport:
-    """Figures of a finished run."""
-
     def __init__(self, run: PeersRun) -> None:
         self._run = run
 
     def summary(self, arm: Arm, workload: str) -> ArmSummary:
-        """Figures of an arm in a workload."""
         run = self._run
         asked = sum(prompt.workload == workload and prompt.counted for prompt in run.prompts)
         return summarise(

@@ -90,7 +90,6 @@ class GrpcEndpoint:
             raise
 
     async def close(self) -> None:
-        """As `Endpoint.close`."""
         await self._client.close()
 
     def _events(self, ask: LoadRequest) -> AsyncGenerator[RequestEvent, None]:
@@ -213,7 +212,6 @@ class OpenAIEndpoint:
             raise EndpointError("the stream ended before the answer: neither finish_reason nor [DONE] was sent")
 
     async def close(self) -> None:
-        """As `Endpoint.close`."""
         await self._http.aclose()
 
     def _body(self, ask: LoadRequest) -> dict[str, Any]:

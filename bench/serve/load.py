@@ -57,7 +57,6 @@ class Progress:
         self.recent_ttft_ms: deque[float] = deque(maxlen=RECENT)
 
     def add(self, record: Record) -> None:
-        """Count a request that has ended."""
         self.ended += 1
         if record.ok:
             self.answered += 1
@@ -139,8 +138,6 @@ _NUMBER = re.compile(r"(?<!HTTP )\b\d+(\.\d+)?")  # in an error; the status in "
 
 @dataclass(frozen=True, slots=True)
 class ServeReport:
-    """The figures of a run."""
-
     run: LoadRun
     about: Mapping[str, Any] = field(default_factory=dict)  # description of load, server and generator
     objectives: Seq[Objective] = ()
@@ -269,7 +266,6 @@ class ServePlan:
 
     @property
     def kind(self) -> str:
-        """Description of the load."""
         if self.trace is not None:
             return f"replay of {self.trace.name} at {self.speed:g} x"
         if self.arrivals is None:
@@ -366,7 +362,6 @@ def progress_line(run: LoadRun, now_s: float) -> str:
 
 
 def report_tables(report: ServeReport) -> Iterator[Table | Text]:
-    """Validity, latencies and totals."""
     figures = report.as_dict(requests=False)
     faults = "\n".join(f"INVALID: {fault}" for fault in figures["faults"])
     yield Text(faults, style="bold red") if faults else Text("valid: the generator kept up", style="green")

@@ -122,7 +122,6 @@ def _spread(edits: list[NextEdit]) -> list[NextEdit]:
 
 
 def _fetched(release: Release, folder: Path) -> Path:
-    """The release's wheel."""
     home = folder / f"{release.name}-{release.version}"
     found = next(home.glob("*.whl"), None)
     if found is None:

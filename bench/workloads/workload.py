@@ -39,12 +39,10 @@ class Workload:
 
     @property
     def concurrent(self) -> bool:
-        """Whether prompts run concurrently."""
         return any(len(group) > 1 for group in self.groups)
 
     @property
     def n_counted(self) -> int:
-        """Number of groups that count."""
         return sum(group[0].counted for group in self.groups)
 
 

@@ -101,7 +101,6 @@ _NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, wha
 def check_guardrail(
     guardrail: Guardrail, selection: Selection, config: ExperimentConfig, rng: np.random.Generator
 ) -> GuardrailResult:
-    """Check a guardrail at the plan's level."""
     target = guardrail.target
     if target is None:
         failed = selection.failures()

@@ -119,7 +119,6 @@ class Compared(NamedTuple):
 def compare_target(
     selection: Selection, target: MetricTarget, stopping: Stopping, rng: np.random.Generator
 ) -> Compared:
-    """Compare the arms in one target."""
     nothing: Bounds = (None, None)
     if target.quantile is not None:
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)

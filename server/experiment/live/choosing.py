@@ -81,15 +81,12 @@ class BlockChooser:
 
     @property
     def block(self) -> int:
-        """The current block."""
         return int(self._now() // self._block_s)
 
     def left_s(self, block: int) -> float:
-        """Seconds until the end of a block."""
         return max(0.0, (block + 1) * self._block_s - self._now())
 
     def arm_of(self, block: int) -> str:
-        """The arm of a block."""
         arm = self._split.arm(bucket(self._salt, f"block:{block}"))
         assert arm is not None  # every bucket takes part
         return arm

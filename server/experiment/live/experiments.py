@@ -67,7 +67,6 @@ class ExperimentStatus:
 
 
 def live_facts(info: EngineInfo) -> dict[str, str]:
-    """The server's facts for an experiment's manifest."""
     return {
         "server": f"specdec {info.version}",
         "model": info.target,

@@ -21,15 +21,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class Participation(NamedTuple):
-    """One request in one experiment."""
-
     name: str  # unique in the experiment, across restarts
     choice: Choice
     overridden: bool  # its caller chose the arm
 
 
 def record_of(part: Participation, seen: RequestRecord, clock: RunClock) -> Record:
-    """The record of a request that ended."""
     started = seen.started
     status, error = _status(seen)
     return make_record(
