@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -28,32 +28,33 @@ _END_S, _KILL_S, _EXIT_POLL_S = 10.0, 10.0, 0.02
 
 
 class PeerProcess:
-    """A command in a session of its own. Its output goes to the file ``log``; ``env`` is added to our environment."""
+    """A process in a session of its own, whose output goes to the file ``log``. `begin` starts one."""
 
-    def __init__(self, words: Seq[str], env: Mapping[str, str], log: Path) -> None:
-        self.words, self._env, self._log = tuple(words), dict(env), log
-        self._process: asyncio.subprocess.Process | None = None
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process, self._log = process, log
         self._known: dict[int, psutil.Process] = {}
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    async def begin(self) -> None:
-        """Start the process.
+    @classmethod
+    async def begin(cls, words: Seq[str], env: dict[str, str], log: Path) -> Self:
+        """Start a command; ``env`` is added to our environment.
 
         Raises:
             PeerError: the system refuses.
         """
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self._log.open("wb") as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    *_DIE_WITH_PARENT, *self.words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                    start_new_session=True, env=_without_path() | self._env,
+            with log.open("wb") as output:
+                process = await asyncio.create_subprocess_exec(
+                    *_DIE_WITH_PARENT, *words, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                    start_new_session=True, env=_without_path() | env,
                 )  # fmt: skip
         except OSError as error:
-            raise PeerError(f"{self.words[0]}: {error.strerror or error}") from None
+            raise PeerError(f"{words[0]}: {error.strerror or error}") from None
+        return cls(process, log)
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
 
     def log_tail(self) -> str:
         """The end of the log on one line; lines with errors if there are any."""
@@ -85,8 +86,6 @@ class PeerProcess:
 
     async def end(self) -> None:
         """Terminate the process, then kill what is left of it and its descendants."""
-        if self._process is None:
-            return
         processes = self._process_tree()
         self._signal(signal.SIGTERM, processes[:1])  # a stopped process receives it when it is continued
         self._signal(signal.SIGCONT, processes[::-1])
@@ -94,11 +93,11 @@ class PeerProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _END_S)
         finally:
-            left = {process.pid: process for process in (*processes, *self._process_tree())}
-            self._signal(signal.SIGKILL, list(left.values()))
+            left = self._process_tree()
+            self._signal(signal.SIGKILL, left)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _KILL_S)
-            await _until_gone(list(left.values()))
+            await _until_gone(left)
             self._known.clear()
 
     def _require(self) -> None:
@@ -107,7 +106,6 @@ class PeerProcess:
 
     def _process_tree(self) -> list[psutil.Process]:
         """The living processes of the session, including descendants seen earlier that have left the tree."""
-        assert self._process is not None  # callers have begun it
         with suppress(psutil.NoSuchProcess):
             first = psutil.Process(self._process.pid)
             for process in (first, *first.children(recursive=True)):
@@ -182,14 +180,13 @@ class HttpPeer:
             port = free.getsockname()[1]
         self._base = f"http://127.0.0.1:{port}"
         words = [word.replace("{port}", str(port)) for word in self._words]
-        self._process = PeerProcess(words, self._env, self._log)
+        self._process = process = await PeerProcess.begin(words, self._env, self._log)
         try:
-            await self._process.begin()
             async with asyncio.timeout(self._start_s):
-                await self._until_ready(self._process)
+                await self._until_ready(process)
         except TimeoutError:
             await self.end()
-            raise PeerError(f"not ready after {self._start_s:g} s: {self._process.log_tail()}") from None
+            raise PeerError(f"not ready after {self._start_s:g} s: {process.log_tail()}") from None
         except BaseException:
             await self.end()
             raise
