@@ -51,7 +51,6 @@ class InterleavedRun:
         self._waiting, self._running = deque(requests), 0
         self._runs = {request.request_id: RequestRun(name) for request, name in zip(requests, names, strict=True)}
         self._began: dict[str, float] = {}
-        self._first: dict[str, float] = {}
         self._places = min(len(requests), at_once or len(requests))
         self._full_s, self._full_tokens = 0.0, 0
         self.busy_s = 0.0
@@ -92,12 +91,12 @@ class InterleavedRun:
         if isinstance(event, Failed):
             raise BenchError(f"{run.prompt}: the engine failed ({event.reason}: {event.message})")
         if isinstance(event, Delta):
-            run.tokens += event.token_ids
+            since_s = self.busy_s - self._began[event.request_id]
             if event.token_ids:
-                if event.request_id not in self._first:
-                    self._first[event.request_id], run.first_tokens = self.busy_s, len(event.token_ids)
-                    run.first_s = self.busy_s - self._began[event.request_id]
-                run.decode_s = self.busy_s - self._first[event.request_id]
+                if not run.tokens:
+                    run.first_s, run.first_tokens = since_s, len(event.token_ids)
+                run.decode_s = since_s - run.first_s
+            run.tokens += event.token_ids
         elif isinstance(event, Finished):
             run.reason, run.stats, run.usage = event.reason, event.stats, event.usage
 

@@ -20,7 +20,7 @@ from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
-from specdec.load.figures import in_cell
+from specdec.load.figures import in_cell, rounded
 from verify_kernels.forward_batch import PAGE_SIZE
 
 MAX_TOKENS = 64
@@ -107,8 +107,7 @@ class OffCostBench:
 def fixed_figures(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, float | None]:
     """Milliseconds per output token of off, auto and the arms in ``fixed``, as
     `WorkloadRuns.ms_per_token_beside_off`."""
-    times = {arm: runs.ms_per_token_beside_off(arm) for arm in (OFF.name, AUTO.name, *fixed)}
-    return {arm: None if ms is None else round(ms, 4) for arm, ms in times.items()}
+    return {arm: rounded(runs.ms_per_token_beside_off(arm)) for arm in (OFF.name, AUTO.name, *fixed)}
 
 
 def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import time
@@ -227,10 +226,10 @@ class ConditionsRunner:
         drafters = [d for d in parts.drafters if d.name in conditions.drafters]
         # A small cache must hold the longest request, so it also limits the context.
         limit = min(parts.info.max_context, pages * 64 - 64)
-        info = dataclasses.replace(parts.info, max_context=limit)
+        info = replace(parts.info, max_context=limit)
         kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
         costs = _free_drafting(parts) if conditions.free else parts.costs
-        return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv, disk=None, costs=costs)
+        return replace(parts, config=config, info=info, drafters=drafters, kv=kv, disk=None, costs=costs)
 
 
 def _free_drafting(parts: EngineParts) -> StepCosts:
@@ -242,16 +241,9 @@ def _free_drafting(parts: EngineParts) -> StepCosts:
 
 
 def _in_mode(request: Request, conditions: BatchConditions) -> Request:
-    if conditions.controlled:
-        wish = dataclasses.replace(request.speculation, mode=SpeculationMode.AUTO)
-    else:
-        wish = dataclasses.replace(
-            request.speculation,
-            mode=SpeculationMode.ON,
-            max_nodes=conditions.max_nodes,
-            max_depth=conditions.max_depth,
-        )
-    return dataclasses.replace(request, speculation=wish)
+    bounds = {} if conditions.controlled else {"max_nodes": conditions.max_nodes, "max_depth": conditions.max_depth}
+    mode = SpeculationMode.AUTO if conditions.controlled else SpeculationMode.ON
+    return replace(request, speculation=replace(request.speculation, mode=mode, **bounds))
 
 
 def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchConditions) -> Outcomes:
@@ -270,12 +262,13 @@ def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchCondit
         for event in engine.step():
             if isinstance(event, Failed):
                 raise SpecdecError(f"request {event.request_id} failed: {event.message}")
+            if not isinstance(event, Delta | Finished):
+                continue
+            outcome = outcomes.setdefault((event.request_id, event.index), Outcome())
             if isinstance(event, Delta):
-                outcome = outcomes.setdefault((event.request_id, event.index), Outcome())
                 outcome.tokens += event.token_ids
                 outcome.logprobs += [(entry.logprob, tuple(entry.top)) for entry in event.logprobs]
-            elif isinstance(event, Finished):
-                outcome = outcomes.setdefault((event.request_id, event.index), Outcome())
+            else:
                 outcome.finish = str(event.reason)
                 outcome.drafted = event.stats.num_draft_tokens
                 outcome.accepted = event.stats.num_accepted_draft_tokens

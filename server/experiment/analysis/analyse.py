@@ -155,7 +155,7 @@ def make_curves(selection: Selection, metric: str, sample: TwoArmSample, alpha: 
     if not all(sample.sizes):
         return Curves()
     ecdf_a, ecdf_b = (_quantiles(values) for values in sample.values)
-    units_a, units_b = (int(np.count_nonzero(units)) for units in sample.present())
+    units_a, units_b = sample.units_by_arm()
     return Curves(
         ecdf_a=ecdf_a,
         ecdf_b=ecdf_b,

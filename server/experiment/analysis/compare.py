@@ -195,6 +195,6 @@ def _result(
         difference=number(compared.b - compared.a),
         difference_bounds=bounds(compared.difference(alpha)),
         p_value=compared.p_value(),
-        units=min(int(np.count_nonzero(units)) for units in sample.present()),
+        units=min(sample.units_by_arm()),
         merged=merged,
     )

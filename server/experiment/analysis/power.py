@@ -12,7 +12,6 @@ from server.experiment.config import MetricTarget, Stopping, StrictModel
 from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
-from server.experiment.stats.proportions import share_interval
 from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
 from server.experiment.stats.samples import (
     Floats,
@@ -127,7 +126,7 @@ def plan_size(
     found: dict[int, float] = {}
     for _ in range(_ROUNDS):
         found[units] = _power(redraw, units, target, stopping, effect, simulations, rng)
-        if found[units] >= wanted and found[units] <= wanted + 0.05:
+        if wanted <= found[units] <= wanted + 0.05:
             break
         seen = min(max(found[units], 0.02), 0.995)
         factor = ((z + stats.norm.ppf(min(wanted + 0.02, _MOST_POWER))) / max(0.2, z + stats.norm.ppf(seen))) ** 2
@@ -141,7 +140,7 @@ def plan_size(
             )
     enough = [n for n, power in found.items() if power >= wanted]
     units = min(enough) if enough else max(found)
-    bounds = share_interval(round(found[units] * simulations), simulations, 0.05)
+    bounds = stats.binomtest(round(found[units] * simulations), simulations).proportion_ci(0.95)
     times = [record.arrival for records in selection.records for record in records]
     return SizePlan(
         label=target.label,

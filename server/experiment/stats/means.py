@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.quantiles import MIN_UNITS
-from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Floats, Interval, TwoArmSample
+from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Interval, TwoArmSample
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,15 @@ def compare_means(sample: TwoArmSample) -> MeanComparison:
     units, and its error that of the linearisation (Cochran, Sampling Techniques, 3rd ed., 2.11)."""
     if not all(sample.sizes):
         return MeanComparison(math.nan, math.nan, (0.0, 0.0), 0.0, 0)
-    means, residuals, corrections = [], [], []
-    for values, units, present in zip(sample.values, sample.units, sample.present(), strict=True):
-        mean = float(values.mean())
-        residual: Floats = np.bincount(units, values - mean, sample.n_units) / len(values)
-        n = int(np.count_nonzero(present))
-        means.append(mean)
-        residuals.append(residual)
-        corrections.append(n / max(1, n - 1))
-    (a, b), (first, second) = means, residuals
-    fewest = min(int(np.count_nonzero(units)) for units in sample.present())
+    a, b = (float(values.mean()) for values in sample.values)
+    first, second = (
+        np.bincount(units, values - mean, sample.n_units) / len(values)
+        for values, units, mean in zip(sample.values, sample.units, (a, b), strict=True)
+    )
+    counts = sample.units_by_arm()
+    corrections = [n / max(1, n - 1) for n in counts]
     variances = (float(first @ first) * corrections[0], float(second @ second) * corrections[1])
-    return MeanComparison(a, b, variances, float(first @ second) * min(corrections), fewest)
+    return MeanComparison(a, b, variances, float(first @ second) * min(corrections), min(counts))
 
 
 def design_effect(sample: TwoArmSample) -> float:

@@ -10,12 +10,6 @@ from scipy import optimize, special, stats  # type: ignore[import-untyped]
 
 from server.experiment.stats.samples import Floats, Indices, Interval
 
-
-def share_interval(hits: int, n: int, alpha: float) -> Interval:
-    """Exact interval for one share (Clopper & Pearson, Biometrika 1934)."""
-    return Interval(*stats.binomtest(hits, n).proportion_ci(1 - alpha, "exact"))
-
-
 Counts = tuple[float, float]
 """Of both arms; a fraction where requests depend on each other and count as fewer."""
 

@@ -172,7 +172,7 @@ def compare_quantiles(
                 drawn[arm, :, done : done + len(counts)] = [one.of(shares) for one in estimators[arm]]
             done += len(counts)
         drawn = drawn[:, :, :done]
-    fewest = min(int(np.count_nonzero(units)) for units in sample.present())
+    fewest = min(sample.units_by_arm())
     return [
         QuantileComparison(float(points[0, i]), float(points[1, i]), p, drawn[0, i], drawn[1, i], sample.sizes, fewest)
         for i, p in enumerate(probabilities)

@@ -48,6 +48,11 @@ class TwoArmSample:
         a, b = (np.bincount(units, minlength=self.n_units) > 0 for units in self.units)
         return a, b
 
+    def units_by_arm(self) -> tuple[int, int]:
+        """Per arm, how many units have values."""
+        a, b = (int(np.count_nonzero(units)) for units in self.present())
+        return a, b
+
     def strata(self) -> list[Indices]:
         """The groups of units to resample separately: by arm if no unit has both arms, else one group."""
         a, b = self.present()
