@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,7 +31,7 @@ PROMPT_TOKENS = 128
 class OffCost:
     """Milliseconds per step of two engines that run in turns: one with drafters, one without."""
 
-    requests: list[tuple[list[float], list[float]]] = field(default_factory=list)  # each one's steps, in both engines
+    requests: list[tuple[list[float], list[float]]]  # each one's steps, in both engines
 
     def as_dict(self) -> dict[str, float]:
         """The figures by name. Ratios are of the engine with drafters over the one without: 1.01 is a cost of 1 %."""
@@ -53,21 +53,17 @@ class OffCost:
 class OffCostBench:
     """Steps two engines over one decoder and KV cache in turns, so that changes of the machine affect both alike."""
 
-    def __init__(self, loaded: Engine, parts: EngineParts, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, loaded: Engine, parts: EngineParts) -> None:
         speculation = parts.config.speculation.model_copy(update={"enabled": False, "trace_file": None})
         config = parts.config.model_copy(update={"speculation": speculation})
-        self._loaded, self._clock = loaded, clock
+        self._loaded = loaded
         self._bare = Engine(dataclasses.replace(parts, drafters=(), config=config, trace_steps=0))
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, requests: int = 8) -> OffCost:
         """Decode ``requests`` real prompts greedily with both engines."""
-        cost = OffCost()
-        for number in range(-1, requests):  # the first is a warm-up
-            times = self._pair(number)
-            if number >= 0:
-                cost.requests.append(times)
-        return cost
+        self._pair(-1)  # a warm-up
+        return OffCost([self._pair(number) for number in range(requests)])
 
     def _pair(self, number: int) -> tuple[list[float], list[float]]:
         """Milliseconds of the decode steps of one request, in both engines."""
@@ -88,9 +84,9 @@ class OffCostBench:
         while not any(isinstance(event, Delta) for event in engine.step()):
             pass
         while engine.has_work():
-            began = self._clock()
+            began = time.perf_counter()
             engine.step()
-            yield (self._clock() - began) * 1e3
+            yield (time.perf_counter() - began) * 1e3
 
     def _request(self, engine: str, number: int) -> Request:
         start = (number + 1) * PROMPT_TOKENS % max(1, len(self._tokens) - PROMPT_TOKENS)

@@ -73,16 +73,8 @@ class PeersBench:
     session.
     """
 
-    def __init__(
-        self,
-        peers: Seq[HttpPeer],
-        say: Say,
-        free_bytes: Callable[[], int] = available_bytes,
-        *,
-        reads_ahead: bool = False,
-    ) -> None:
-        self._peers, self._say, self._free_bytes = list(peers), say, free_bytes
-        self._reads_ahead = reads_ahead
+    def __init__(self, peers: Seq[HttpPeer], say: Say, *, reads_ahead: bool = False) -> None:
+        self._peers, self._say, self._reads_ahead = list(peers), say, reads_ahead
 
     async def run(self, prompts: Seq[PeerPrompt], run: PeersRun) -> None:
         """Put every answer into ``run``. An engine that fails is noted there, and the others continue. All processes
@@ -100,7 +92,7 @@ class PeersBench:
 
     async def _start(self, peer: HttpPeer, run: PeersRun) -> None:
         """Start an engine, let it answer one prompt to warm up, and pause it."""
-        free = self._free_bytes()
+        free = available_bytes()
         if peer.needs_bytes > free:
             raise PeerError(f"needs about {peer.needs_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
         await peer.start()

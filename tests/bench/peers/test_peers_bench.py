@@ -10,9 +10,9 @@ from bench.peers.peers_session import PeersBench
 from tests.bench.peers.peers import Actor, prompts
 
 
-async def acted(peers: list[Actor], asked: list[PeerPrompt], *, free: int = 10**12) -> PeersRun:
+async def acted(peers: list[Actor], asked: list[PeerPrompt]) -> PeersRun:
     run = PeersRun(arms=[peer.arm for peer in peers])
-    await PeersBench(peers, lambda line: None, lambda: free).run(asked, run)
+    await PeersBench(peers, lambda line: None).run(asked, run)
     return run
 
 
@@ -52,9 +52,10 @@ async def test_the_failure_of_one_harms_no_other(breaks: str, place: int) -> Non
     assert {f"end {name}" for name in "abc"} <= set(calls)
 
 
-async def test_too_little_memory_is_a_reason() -> None:
+async def test_too_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.peers.peers_session.available_bytes", lambda: 10**9)
     calls: list[str] = []
-    run = await acted([Actor("a", calls), Actor("b", calls, needs_bytes=5 * 10**9)], prompts(2), free=10**9)
+    run = await acted([Actor("a", calls), Actor("b", calls, needs_bytes=5 * 10**9)], prompts(2))
     assert run.missing == {"b": "needs about 5.0 GB, 1.0 GB are free"}
     assert "start b" not in calls
     assert ("a", "chat/1") in run.answers
