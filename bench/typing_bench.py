@@ -283,7 +283,8 @@ async def measure_ttft(
 def _half_a_line(source: str, share: float) -> tuple[str, str]:
     """The text before and after the second half of a long line behind ``share`` of ``source``."""
     lines = source.splitlines(keepends=True)
-    number = next(i for i in range(int(len(lines) * share), len(lines)) if len(lines[i].strip()) > 30)
+    long = [i for i, line in enumerate(lines) if len(line.strip()) > 30]
+    number = next((i for i in long if i >= int(len(lines) * share)), long[-1])
     half = len(lines[number]) - len(lines[number].strip()) // 2
     return "".join([*lines[:number], lines[number][:half]]), "".join(["\n", *lines[number + 1 :]])
 

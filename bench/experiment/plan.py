@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,10 @@ def read_arm(given: Mapping[str, Any]) -> tuple[ArmRequest, list[Problem]]:
     found: list[Problem] = [((name,), "must be true or false") for name in flags if not isinstance(own[name], bool)]
     if not isinstance(own["body"], dict):
         found.append((("body",), "must be a mapping"))
+    try:
+        json.dumps(own["body"], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        found.append((("body",), f"cannot be sent as JSON ({error})"))
     rest = {name: value for name, value in given.items() if name not in ("prediction", "session", "body")}
     changes, problems = read_options(rest, _OPTIONS)
     return ArmRequest(changes, own["prediction"], own["session"], own["body"]), [*found, *problems]

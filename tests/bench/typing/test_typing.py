@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from bench import typing_bench
 from bench.engine_bench import BenchError
-from bench.typing_bench import PLACES, KeysLog, Stretch, TypingPlan, figures_of, find_stretch, type_in_session
+from bench.typing_bench import (
+    PLACES,
+    KeysLog,
+    Stretch,
+    TypingPlan,
+    _half_a_line,
+    figures_of,
+    find_stretch,
+    type_in_session,
+)
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
@@ -74,6 +83,11 @@ def test_stretches_are_parts_of_real_files(place: str) -> None:
 def test_a_file_that_is_too_short_is_told() -> None:
     with pytest.raises(BenchError, match=r"colorsys: has no function that is followed by 1000000 characters"):
         find_stretch("colorsys:", 10**6)
+
+
+def test_bug_a_place_behind_the_last_long_line_is_that_line() -> None:
+    source = "a = 1\n" + "b" * 40 + "\n" + "c = 2\n" * 3
+    assert _half_a_line(source, 0.9) == ("a = 1\n" + "b" * 21, "\n" + "c = 2\n" * 3)
 
 
 async def test_a_refused_ask_ends_the_typing() -> None:
