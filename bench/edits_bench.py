@@ -52,13 +52,7 @@ class CompletionsPeer(HttpPeer):
         self._base = f"http://127.0.0.1:{server.http_port}"
 
     async def start(self) -> None:
-        """Does nothing, like the other methods here: the server runs, and takes no time when it is idle."""
-
-    def pause(self) -> None:
-        """See `start`."""
-
-    def resume(self) -> None:
-        """See `start`."""
+        """Does nothing: the server runs, and takes no time when it is idle."""
 
 
 class PredictEditPeer(CompletionsPeer):
@@ -111,22 +105,18 @@ class EditsBench:
             ChildServerError: the server did not start.
         """
         config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0))
-        found: dict[str, dict[str, Any]] = {}
         async with LocalServer(config) as server, Client(server.grpc_address) as client:
             info = await client.info()
             # Before the first road: the figures of minutes would be lost if it is not installed.
             llama = _llama(engine, info.threads, progress) if LLAMA in self._roads else []
-            for road in self._roads:
-                peers: Seq[HttpPeer] = llama
-                if road != LLAMA:
-                    predicts = road == PREDICT_EDIT
-                    peers = [
-                        PredictEditPeer(server, mode, client, self._edits)
-                        if predicts
-                        else CompletionsPeer(server, mode)
-                        for mode in _MODES
-                    ]
-                found[road] = await self.road(peers, FORMS if road == COMPLETIONS else ("",))
+            peers: dict[str, Seq[HttpPeer]] = {
+                PREDICT_EDIT: [PredictEditPeer(server, mode, client, self._edits) for mode in _MODES],
+                COMPLETIONS: [CompletionsPeer(server, mode) for mode in _MODES],
+                LLAMA: llama,
+            }
+            found = {
+                road: await self.road(peers[road], FORMS if road == COMPLETIONS else ("",)) for road in self._roads
+            }
         return {
             **host_facts(), "target": info.target, "dtype": info.dtype, "threads": info.threads,
             "edits": len(self._edits) - 1, "unchanged_lines_right": self._lines_right({}), "roads": found,

@@ -166,12 +166,7 @@ class HttpPeer:
         self._words, self._env, self._version = tuple(words), dict(env or {}), version
         self._log, self._extra, self._hints, self._model, self._base = log, dict(extra or {}), hints, model, ""
         self._start_s, self._answer_s = start_s, answer_s
-        self._process: PeerProcess | None = None
-
-    @property
-    def _started(self) -> PeerProcess:
-        assert self._process is not None  # callers have started it
-        return self._process
+        self._process: PeerProcess | None = None  # stays None where a subclass asks a server that runs already
 
     async def start(self) -> None:
         """Start the process and wait until it accepts prompts; on an error nothing of it is left running."""
@@ -210,7 +205,7 @@ class HttpPeer:
             record.outcome, record.error = "refused", str(error)
             return record
         except EndpointError as error:
-            process = self._process  # none if the server is not ours to start
+            process = self._process
             ended = "" if process is None or process.running else f": {process.log_tail()}"
             raise PeerError(f"{error}{ended}") from None
         finally:
@@ -222,11 +217,13 @@ class HttpPeer:
 
     def pause(self) -> None:
         """Stop the processes, so that they take no time from other engines."""
-        self._started.pause()
+        if self._process is not None:
+            self._process.pause()
 
     def resume(self) -> None:
         """Continue the stopped processes."""
-        self._started.resume()
+        if self._process is not None:
+            self._process.resume()
 
     async def end(self) -> None:
         """End all processes, in any state. May be called more than once."""
