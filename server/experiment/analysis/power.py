@@ -14,8 +14,6 @@ from server.experiment.records import ExperimentError, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
 from server.experiment.stats.samples import (
-    Floats,
-    Indices,
     Interval,
     TwoArmSample,
     sample_block_length,
@@ -27,47 +25,28 @@ class Redraw:
     so that they differ by chance only; then B's values are scaled."""
 
     def __init__(self, sample: TwoArmSample) -> None:
-        self._arms = [_Rows(*arm, sample.n_units) for arm in zip(sample.values, sample.units, strict=True)]
+        units = np.concatenate(sample.units)
+        order = np.argsort(units, kind="stable")
+        self._values, self._in_b = np.concatenate(sample.values)[order], np.repeat([False, True], sample.sizes)[order]
+        self._sizes = np.bincount(units, minlength=sample.n_units)
+        self._starts = np.cumsum(self._sizes) - self._sizes
         self._strata = sample.strata()
-        self._pooled = _Rows(np.concatenate(sample.values), np.concatenate(sample.units), sample.n_units)
 
     def draw(self, n_units: int, factor: float, rng: np.random.Generator) -> TwoArmSample:
         """A simulated experiment of ``n_units`` units, with B's values times ``factor``."""
         chosen = rng.choice(np.concatenate(self._strata), n_units)
-        if len(self._strata) == 1:
-            swapped = rng.random(n_units) < 0.5
-            arms = [self._both(chosen, swapped), self._both(chosen, ~swapped)]
-        else:
-            dealt = rng.permutation(n_units)
-            half = n_units // 2
-            arms = [self._pooled.take(chosen[part], part) for part in (dealt[:half], dealt[half:])]
-        (a, units_a), (b, units_b) = arms
-        return TwoArmSample((a, b * factor), (units_a, units_b), n_units)
-
-    def _both(self, chosen: Indices, second: np.ndarray) -> tuple[Floats, Indices]:
-        """The values of one arm of each unit: the other arm's if ``second``."""
-        places = np.arange(len(chosen))
-        parts = [
-            rows.take(chosen[mask], places[mask]) for rows, mask in zip(self._arms, (~second, second), strict=True)
-        ]
-        values, units = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return values, units
-
-
-class _Rows:
-    def __init__(self, values: Floats, units: Indices, n_units: int) -> None:
-        order = np.argsort(units, kind="stable")
-        self._values = values[order]
-        self._sizes = np.bincount(units, minlength=n_units)
-        self._starts = np.concatenate(([0], np.cumsum(self._sizes)[:-1]))
-
-    def take(self, chosen: Indices, labels: Indices) -> tuple[Floats, Indices]:
-        """All values of the ``chosen`` units, and the label of each."""
         sizes = self._sizes[chosen]
-        ends = np.cumsum(sizes)
-        total = int(ends[-1]) if len(ends) else 0
-        within = np.arange(total) - np.repeat(ends - sizes, sizes)
-        return self._values[np.repeat(self._starts[chosen], sizes) + within], np.repeat(labels, sizes)
+        units = np.repeat(np.arange(n_units), sizes)
+        # The rows of a unit lie together: its first row, and the place of each among them.
+        rows = np.repeat(self._starts[chosen] - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(units))
+        if len(self._strata) == 1:
+            in_b = self._in_b[rows] ^ (rng.random(n_units) < 0.5)[units]
+        else:
+            dealt = np.ones(n_units, bool)
+            dealt[rng.permutation(n_units)[: n_units // 2]] = False
+            in_b = dealt[units]
+        values = self._values[rows]
+        return TwoArmSample((values[~in_b], values[in_b] * factor), (units[~in_b], units[in_b]), n_units)
 
 
 _MOST_POWER = 0.999  # that the search aims at
