@@ -241,9 +241,11 @@ def _free_drafting(parts: EngineParts) -> StepCosts:
 
 
 def _in_mode(request: Request, conditions: BatchConditions) -> Request:
-    bounds = {} if conditions.controlled else {"max_nodes": conditions.max_nodes, "max_depth": conditions.max_depth}
-    mode = SpeculationMode.AUTO if conditions.controlled else SpeculationMode.ON
-    return replace(request, speculation=replace(request.speculation, mode=mode, **bounds))
+    speculation = replace(request.speculation, mode=SpeculationMode.AUTO)
+    if not conditions.controlled:
+        nodes, depth = conditions.max_nodes, conditions.max_depth
+        speculation = replace(speculation, mode=SpeculationMode.ON, max_nodes=nodes, max_depth=depth)
+    return replace(request, speculation=speculation)
 
 
 def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchConditions) -> Outcomes:

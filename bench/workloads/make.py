@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain, islice, zip_longest
 
 from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES
@@ -31,7 +32,7 @@ def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | No
     if kind in SESSION_SIZE:
         size = SESSION_SIZE[kind]
         found = [tokenised(request, tokenizer) for request in islice(requests, -(-count // (size - 1)) * size)]
-        return list(chain(*(uncounted(found[i : i + 1]) + found[i + 1 : i + size] for i in range(0, len(found), size))))
+        return [replace(prompt, counted=place % size > 0) for place, prompt in enumerate(found)]
     if kind == "humaneval":
         every = list(requests)
         count = min(count, len(every))
