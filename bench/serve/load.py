@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,10 @@ class LoadRun:
         self.planned = count
         clock = asyncio.get_running_loop().time
         self.started_s = clock()
-        left = iter(range(count)) if count is not None else iter(int, 1)
+        left = islice(asks, count)
 
         async def turns() -> None:
-            while (duration_s is None or clock() < self.started_s + duration_s) and next(left, None) is not None:
-                ask = next(asks)
+            while (duration_s is None or clock() < self.started_s + duration_s) and (ask := next(left, None)):
                 record = Record(ask.name, clock())
                 await self._send(ask, record)
                 if not record.ok:

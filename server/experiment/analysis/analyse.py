@@ -28,9 +28,9 @@ from server.experiment.analysis.result import (
     Verdict,
     VerdictKind,
 )
-from server.experiment.config import QUEUE, ExperimentConfig, Guardrail
+from server.experiment.config import QUEUE, Arm, ExperimentConfig, Guardrail
 from server.experiment.folder import Manifest
-from server.experiment.records import METRICS, ExperimentError, RecordLog
+from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
 from server.experiment.stats.means import design_effect
 from server.experiment.stats.proportions import (
     chi_square_ratio,
@@ -327,7 +327,7 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     problems = _problems(selection, config, outputs, shares)
     min_effect, alpha, treatment = config.primary.min_effect, stopping.alpha, config.treatment
     verdict = decide(primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment)
-    first, second = (_arm(selection, config, index) for index in (0, 1))
+    first, second = (_arm(*arm, records) for arm, records in zip(config.arms.items(), selection.records, strict=True))
     return Result(
         name=config.name,
         mode=config.assignment.mode,
@@ -424,10 +424,7 @@ def _notes(
     return tuple(notes)
 
 
-def _arm(selection: Selection, config: ExperimentConfig, index: int) -> ArmResult:
-    name = list(config.arms)[index]
-    arm = config.arms[name]
-    records = selection.records[index]
+def _arm(name: str, arm: Arm, records: list[Record]) -> ArmResult:
     settings = {f"request.{k}": str(v) for k, v in arm.request.items()}
     settings |= {f"engine.{k}": str(v) for k, v in arm.engine.items()}
     if arm.url:
