@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from server.experiment.config import Place, Problem
@@ -25,8 +24,8 @@ _SPECULATION = tuple(f.name for f in dataclasses.fields(SpeculationParams))
 class ArmOptions:
     """The options that an arm changes. None of them can change the tokens of an answer."""
 
-    speculation: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    plain: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    speculation: Mapping[str, Any]
+    plain: Mapping[str, Any]
 
     @property
     def names(self) -> frozenset[str]:

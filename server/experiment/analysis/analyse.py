@@ -41,7 +41,7 @@ from server.experiment.stats.proportions import (
     share_difference_bounds,
 )
 from server.experiment.stats.quantiles import band_half_width
-from server.experiment.stats.samples import Interval, TwoArmSample
+from server.experiment.stats.samples import EVERYTHING, Interval, TwoArmSample
 
 SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
 
@@ -116,7 +116,7 @@ def check_guardrail(
     compared = compare_target(selection, target, config.stopping, rng)
     result = compared.result
     if result.a is None or result.b is None:
-        return _judged(guardrail, None, Interval(-np.inf, np.inf), "no request has this metric")
+        return _judged(guardrail, None, EVERYTHING, "no request has this metric")
     unit = f" {result.unit}" if result.unit else ""
     text = f"{result.a:.4g}{unit} in the control, {result.b:.4g}{unit} in the treatment"
     if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:

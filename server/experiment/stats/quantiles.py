@@ -220,7 +220,7 @@ def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tune
     Units (not values) must be identically distributed and independent of the past; time is their number.
     """
     if len(values) == 0:
-        return Interval(-math.inf, math.inf)
+        return EVERYTHING
     sizes = np.bincount(units)
     time = float(np.count_nonzero(sizes))
     ordered, units = _sorted(values, units)
