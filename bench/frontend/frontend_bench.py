@@ -7,8 +7,8 @@ import http.client
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import grpc
 import orjson
@@ -107,19 +107,11 @@ class FrontendPlan:
     protocols: tuple[str, ...] = PROTOCOLS
 
 
-@dataclass(slots=True)
-class _Timing:
+class _Timing(NamedTuple):
     """Times of one request, in nanoseconds."""
 
-    sent_ns: int
-    added_ns: int = 0  # time to the first message, without the engine's share
-    ways_ns: list[int] = field(default_factory=list)  # from the engine's step to the client, per message
-
-    def take(self, at_ns: int, text: str) -> None:
-        stamps = read_stamps(text)
-        if not self.ways_ns:
-            self.added_ns = (at_ns - self.sent_ns) - (stamps[1] - stamps[0])
-        self.ways_ns.append(at_ns - stamps[-1])
+    added_ns: int  # time to the first message, without the engine's share
+    ways_ns: list[int]  # from the engine's step to the client, per message
 
 
 async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
@@ -185,10 +177,11 @@ async def _many_streams(plan: FrontendPlan, server: LocalServer, protocol: str) 
 def _read(reader: Reader, requests: int, messages: int) -> list[_Timing]:
     found = []
     for _ in range(requests):
-        timing = _Timing(now_ns())
-        for at_ns, text in reader.read(PROMPT, messages * TOKENS):
-            timing.take(at_ns, text)
-        found.append(timing)
+        sent_ns = now_ns()
+        heard = [(at_ns, read_stamps(text)) for at_ns, text in reader.read(PROMPT, messages * TOKENS)]
+        first_ns, (arrived_ns, left_ns) = heard[0]
+        ways_ns = [at_ns - stamps_ns[-1] for at_ns, stamps_ns in heard]
+        found.append(_Timing(first_ns - sent_ns - (left_ns - arrived_ns), ways_ns))
     return found
 
 
