@@ -12,7 +12,15 @@ from functools import partial
 from server.auth.principal import Limits, Principal, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
-from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, Objective, TimeBudget, budgets, cached_tokens
+from server.completion.time_budget import (
+    FINE_BUDGET,
+    FIRST_AHEAD,
+    MOST_TOKENS,
+    Objective,
+    TimeBudget,
+    budgets,
+    cached_tokens,
+)
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
 from specdec.errors import EngineDeadError
@@ -224,7 +232,7 @@ class RequestMaker:
         large = (each for each in budgets(budget) if each >= FINE_BUDGET)
         for within in sorted({budget, min(budget, FIRST_AHEAD), *large}):
             options = replace(options, max_prompt_tokens=within, ttft_ms=None)
-            ids = (await self.pack(gap, options, principal)).ids
+            ids = (await self.pack(gap, options, principal)).ids[:MOST_TOKENS]  # no more are remembered
             while (known := cached_tokens(self.time.computed.of(owner), ids)) < len(ids):
                 while self.time.admission.in_flight:
                     await asyncio.sleep(IDLE_POLL_S)

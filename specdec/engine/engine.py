@@ -426,7 +426,10 @@ def _breakdown(sequence: Sequence) -> tuple[str, str]:
     if grammar is not None and grammar.error:
         return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
     if grammar is not None and request.sampling.allowed_token_ids:
-        return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
+        fault = (
+            "spells the word in which the prompt ends" if request.healing_prefix else "may follow in the grammar here"
+        )
+        return "NO_TOKEN_LEFT", f"sampling.allowed_token_ids: none of them {fault}; allow more"
     return (
         "MODEL_BROKEN",
         "the model returned no finite logit or hidden state for this request; the weights or the prompt are broken",

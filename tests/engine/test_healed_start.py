@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core.types import (
+    Failed,
     GrammarKind,
     GrammarParams,
     Request,
@@ -109,6 +110,15 @@ def test_a_satisfied_constraint_costs_nothing() -> None:
     while sequence.sampling.grammar is not None:
         served.step()
     assert sequence.n_output >= 1
+
+
+def test_a_prefix_that_no_allowed_token_spells_is_named() -> None:
+    x = TOKENIZER.encode("x", add_special=False)[0]
+    request = Request("r", PROMPT, SamplingParams(allowed_token_ids=(x,)), healing_prefix="ret")
+    (failed,) = (event for event in run_all(tiny_engine(), [request]) if isinstance(event, Failed))
+    assert failed.reason == "NO_TOKEN_LEFT"
+    assert "allowed_token_ids: none of them spells" in failed.message
+    assert "grammar" not in failed.message
 
 
 @pytest.mark.parametrize(

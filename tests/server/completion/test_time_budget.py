@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import Limits, Principal
+from server.completion import requests, time_budget
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
@@ -226,6 +227,25 @@ async def test_reading_ahead_makes_the_whole_prompt_fit(keeps: bool) -> None:
     objective = reading.budget.objective("", 400.0)
     assert objective is not None
     assert objective.choose(lambda budget: PACKER.pack(GAP, FillMode.MIDDLE, budget), 2048).ids == full
+
+
+async def test_reading_ahead_ends_at_the_most_tokens_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (time_budget, requests):
+        monkeypatch.setattr(module, "MOST_TOKENS", 500, raising=False)
+    reading = Reading(Machine(TIMES))
+    async with asyncio.timeout(20):
+        for number in range(200):
+            while len(reading.engine.requests) == number and not reading.task.done():
+                await asyncio.sleep(0)
+            if reading.task.done():
+                break
+            part = reading.engine.requests[-1]
+            cached = cached_tokens(reading.budget.computed.of(""), part.request.prompt_ids)
+            part.start(cached)
+            part.finish(FinishReason.LENGTH, cached)
+    reading.task.cancel()
+    assert number < 199
+    assert len(part.request.prompt_ids) == 500
 
 
 async def test_reading_ahead_waits_for_other_requests_and_ends_when_cancelled() -> None:
