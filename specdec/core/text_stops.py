@@ -297,9 +297,7 @@ class IndentStop(BlankRunStop):
 
 
 _MARKS = "'\"`"  # quotation marks of common languages
-_LONG = ("'''", '"""')  # these open strings of several lines
 _ONE_LINE = ("'", '"')  # strings of these end with their line
-QUOTES = ("", *_MARKS, *_LONG, "#")
 
 
 class CodeReader:
@@ -312,7 +310,7 @@ class CodeReader:
     __slots__ = ("_escaped", "_last", "_run", "quote")
 
     def __init__(self, quote: str = "") -> None:
-        self.quote = quote  # one of `QUOTES`: "" in code, a quotation mark or three in a string, # in a comment
+        self.quote = quote  # as `TextRules.quote`: "" in code, a quotation mark or three in a string, # in a comment
         self._last, self._run = "", 0  # the last character, and how often it came in a row
         self._escaped = False
 
@@ -354,14 +352,14 @@ CLOSING = frozenset(CLOSERS.values())
 class BracketStop(BlankRunStop):
     """Ends a text at a bracket that the text did not open.
 
-    closers: closing brackets that it may close all the same, in order. quote: the quote that it begins in, one of
-    `QUOTES`. Brackets in strings and comments do not count, but those opened there are remembered: the rule misses an
-    end rather than cut off code that was taken for a string.
+    closers: closing brackets that it may close all the same, in order. quote: as `TextRules.quote`. Brackets in strings
+    and comments do not count, but those opened there are remembered: the rule misses an end rather than cut off code
+    that was taken for a string.
     """
 
     reason = FinishReason.BRACKET
 
-    def __init__(self, closers: str = "", quote: str = "") -> None:
+    def __init__(self, closers: str, quote: str) -> None:
         super().__init__()
         self._open: list[str] = []  # closing brackets of the open ones, innermost last
         self._allowed = list(closers)

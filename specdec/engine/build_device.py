@@ -102,29 +102,25 @@ def build_device_decoder(
         ModelError: the device's memory is short.
         ConfigError: the device does not support the configured KV cache.
     """
-    kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
-    max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
-    max_positions = positions + PAGE_SIZE
+    kv_dtype, sizes = device_kv_dtype(config, model.weights.final_norm.dtype), _step_sizes(config, positions)
     if device.type == "cuda":
         if kv_dtype == FP8 and not supports_fp8(device, FP8_CAPABILITY):
             raise ConfigError("engine.kv_dtype: this GPU does not support fp8; set it to auto")
-        needs = device_needs(
-            model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
-            max_positions=max_positions, aux_layers=len(aux_layers),
-        )  # fmt: skip
+        needs = device_needs(model, kv_dtype, device, pages=pages, aux_layers=len(aux_layers), **sizes)
         needs.append(MemoryNeed("working space", working_bytes))
         MemoryBudget(needs, torch.cuda.mem_get_info(device)[0], place="memory of the device").check()
     return DeviceDecoder(
-        model,
-        pages,
-        device,
-        max_entries=config.max_batch,
-        max_rows=config.max_step_rows,
-        max_logit_rows=max_logit_rows,
-        max_positions=max_positions,
-        aux_layers=aux_layers,
-        kv_dtype=kv_dtype,
+        model, pages, device, max_entries=config.max_batch, aux_layers=aux_layers, kv_dtype=kv_dtype, **sizes
     )
+
+
+def _step_sizes(config: EngineConfig, positions: int) -> dict[str, int]:
+    """The largest step of a decoder for sequences of up to ``positions`` tokens and a tree."""
+    return {
+        "max_rows": config.max_step_rows,
+        "max_logit_rows": min(config.max_step_rows, config.max_batch * MAX_NODES),
+        "max_positions": positions + PAGE_SIZE,
+    }
 
 
 def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
@@ -164,7 +160,7 @@ class DevicePlatform:
         self.arithmetic = gpu_arithmetic(device)
 
     @named_shortage()
-    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> DeviceModel:
+    def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> DeviceModel:
         """Load the target in the configured type."""
         return self._load(self._config.target, self._config.device_dtype, progress)
 
@@ -174,7 +170,7 @@ class DevicePlatform:
         ref: str,
         dtype: WeightDtype | None,
         cut: VocabularyCut | None,
-        like: Tokenizer,
+        target_tokenizer: Tokenizer,
         progress: Progress | None,
     ) -> DeviceModel:
         """Load a draft model in the target's type, or in 16 bits if that is float8."""
@@ -184,13 +180,9 @@ class DevicePlatform:
     def kv_tokens(self, model: DeviceModel, aux_layers: int, budget: MemoryBudget) -> int:
         """A share of the device memory that is left, within the CPU memory of a head's cache."""
         config = self._config
-        positions = wanted_context(config, model.config) + PAGE_SIZE
         kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
-        needs = device_needs(
-            model, kv_dtype, self._device, pages=0, max_rows=config.max_step_rows,
-            max_logit_rows=min(config.max_step_rows, config.max_batch * MAX_NODES), max_positions=positions,
-            aux_layers=aux_layers,
-        )  # fmt: skip
+        sizes = _step_sizes(config, wanted_context(config, model.config))
+        needs = device_needs(model, kv_dtype, self._device, pages=0, aux_layers=aux_layers, **sizes)
         page_bytes, taken = kv_page_bytes(model.config, kv_dtype), sum(need.nbytes for need in needs)
         draft = measure_draft(config.model_copy(update={"draft_dtype": "bf16"}), model.config, None)
         if config.speculation.enabled and draft is not None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -206,11 +207,8 @@ class DiskCache:
         if time.monotonic() < self._retry_s:
             self._missed["write_error"] += 1
             return
-        start, payload = 0, np.frombuffer(self._files.payload(self._buffer), np.uint8)
-        for tensor in self._memory:
-            layers, _, size = tensor.shape
-            payload[start : start + layers * size].reshape(layers, size)[:] = tensor[:, page]
-            start += layers * size
+        for in_memory, in_record in self._places(page, self._buffer):
+            in_record[:] = in_memory
         with self._erasing:
             if self._cached.get(page) is not entry:  # the copy may be of another content
                 self._missed["evicted"] += 1
@@ -234,8 +232,7 @@ class DiskCache:
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""
-        buffer, root = self._files.buffer(), root_key(load.salt)
-        payload, first = np.frombuffer(self._files.payload(buffer), np.uint8), len(load.cached)
+        buffer, root, first = self._files.buffer(), root_key(load.salt), len(load.cached)
         for place, page in enumerate(load.pages):
             if self._dropping.is_set():
                 return place
@@ -248,12 +245,17 @@ class DiskCache:
                 reasons = {KeyError: "removed", DamagedPageError: "damaged"}
                 self._missed[reasons.get(type(error), "unreadable")] += 1
                 return place
-            start = 0
-            for tensor in self._memory:
-                layers, _, size = tensor.shape
-                tensor[:, page] = payload[start : start + layers * size].reshape(layers, size)
-                start += layers * size
+            for in_memory, in_record in self._places(page, buffer):
+                in_memory[:] = in_record
         return len(load.pages)
+
+    def _places(self, page: int, buffer: bytearray) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """By tensor, the bytes of ``page`` in memory and in a record's ``buffer``, each [layers, bytes]."""
+        start, payload = 0, np.frombuffer(self._files.payload(buffer), np.uint8)
+        for tensor in self._memory:
+            layers, _, size = tensor.shape
+            yield tensor[:, page], payload[start : start + layers * size].reshape(layers, size)
+            start += layers * size
 
 
 def open_disk_cache(

@@ -21,7 +21,6 @@ from specdec.models.memory import WORKING_BYTES, check_memory
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
-from verify_kernels.backend import Backend
 from verify_kernels.backend_selection import Kernels, NumericMode, self_test
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.sampling import SamplingKernels
@@ -97,15 +96,7 @@ class HostPlatform:
 
     def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
         """Load the target in the configured type."""
-        config = self._config
-        return load_model(
-            config.target,
-            dtype=config.dtype,
-            cache_dir=config.cache_dir,
-            progress=progress,
-            packing=self._packing,
-            like=tokenizer,
-        )
+        return self._load(self._config.target, self._config.dtype, None, tokenizer, progress)
 
     def load_draft(
         self,
@@ -116,16 +107,7 @@ class HostPlatform:
         progress: Progress | None,
     ) -> Target:
         """Load a draft model, by default in the configuration's type for drafts."""
-        config = self._config
-        return load_model(
-            ref,
-            dtype=dtype or config.default_draft_dtype,
-            cache_dir=config.cache_dir,
-            progress=progress,
-            cut=cut,
-            packing=self._packing,
-            like=target_tokenizer,
-        )
+        return self._load(ref, dtype or self._config.default_draft_dtype, cut, target_tokenizer, progress)
 
     def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
         """The planned number."""
@@ -133,18 +115,61 @@ class HostPlatform:
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
         """The target's decoder."""
-        return build_decoder(
-            self._config, model, self._backend(), pages, positions, self.kv_dtype, aux_layers=aux_layers
-        )
+        return self._decoder(model, pages, positions, self.kv_dtype, 0, aux_layers)
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
         """A draft model's decoder."""
         promised = pages * kv_page_bytes(target, self.kv_dtype) + self._config.max_step_rows * target.vocab_size * 4
-        kv_dtype = draft_kv_dtype(self._config)
-        return build_decoder(self._config, model, self._backend(), pages, positions, kv_dtype, promised)
+        return self._decoder(model, pages, positions, draft_kv_dtype(self._config), promised)
 
     def verifier(self, decoder: TargetDecoder) -> None:
         """None: the engine's default."""
+
+    def _load(
+        self,
+        ref: str,
+        dtype: WeightDtype,
+        cut: VocabularyCut | None,
+        tokenizer: Tokenizer | None,
+        progress: Progress | None,
+    ) -> Target:
+        return load_model(
+            ref,
+            dtype=dtype,
+            cache_dir=self._config.cache_dir,
+            progress=progress,
+            cut=cut,
+            packing=self._packing,
+            like=tokenizer,
+        )
+
+    def _decoder(
+        self,
+        model: Target,
+        pages: int,
+        positions: int,
+        kv_dtype: torch.dtype,
+        already_promised: int,
+        aux_layers: Sequence[int] = (),
+    ) -> Decoder:
+        """already_promised: bytes reserved for other parts and not yet allocated."""
+        config = self._config
+        need = pages * kv_page_bytes(model.config, kv_dtype)
+        # Pools and logits are allocated lazily, so reserved bytes still count as free.
+        promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
+        free = available_bytes() - promised - config.spare_bytes
+        # The plan counted the working space of loading; by now it is in use or given back.
+        check_memory(f"engine.kv_tokens: the KV cache of {model.name}", need - WORKING_BYTES, None, free)
+        return Decoder(
+            model.config,
+            model.weights,
+            self._backend(),
+            KvPool(model.config, pages, kv_dtype),
+            max_rows=config.max_step_rows,
+            max_logit_rows=config.max_step_rows,
+            max_positions=positions + PAGE_SIZE,
+            aux_layers=aux_layers,
+        )
 
 
 LEAST_CAPABILITY = (8, 0)  # of CUDA: bfloat16 products, asynchronous copies
@@ -181,38 +206,3 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
     wanted = wanted_context(config, model)
     # One page stays free of context so that a lone sequence always has room for a tree.
     return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))
-
-
-def build_decoder(
-    config: EngineConfig,
-    model: Target,
-    backend: Backend,
-    pages: int,
-    positions: int,
-    kv_dtype: torch.dtype,
-    already_promised: int = 0,
-    aux_layers: Sequence[int] = (),
-) -> Decoder:
-    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and a tree.
-
-    already_promised: bytes reserved for other parts and not yet allocated. aux_layers: layers whose inputs are kept.
-
-    Raises:
-        ModelError: it does not fit in memory.
-    """
-    need = pages * kv_page_bytes(model.config, kv_dtype)
-    # Pools and logits are allocated lazily, so reserved bytes still count as free.
-    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
-    free = available_bytes() - promised - config.spare_bytes
-    # The plan counted the working space of loading; by now it is in use or given back.
-    check_memory(f"engine.kv_tokens: the KV cache of {model.name}", need - WORKING_BYTES, None, free)
-    return Decoder(
-        model.config,
-        model.weights,
-        backend,
-        KvPool(model.config, pages, kv_dtype),
-        max_rows=config.max_step_rows,
-        max_logit_rows=config.max_step_rows,
-        max_positions=positions + PAGE_SIZE,
-        aux_layers=aux_layers,
-    )
