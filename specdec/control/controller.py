@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any
 
 from specdec.control.estimates.acceptance import temperature_bucket
@@ -24,7 +23,7 @@ from specdec.control.inputs import (
     TreeExpansion,
 )
 from specdec.control.learning import Estimates
-from specdec.control.params import DEFAULT_PARAMS, ControlParams
+from specdec.control.params import ControlParams
 from specdec.control.policies.how_deep import expansion_floor
 from specdec.control.policies.which_nodes import choose, merge
 from specdec.control.policies.who_drafts import DraftPrices, choose_sequences, reads_end_alone, split_prefill
@@ -36,23 +35,14 @@ class Controller:
 
     `decide` is called again with the drafters' results until it requests no more. `observe` learns from the step's
     outcome, possibly after the next step is decided. `enter` and `observe` are the only calls that change state.
-    Parameters as for `Estimates`.
     """
 
-    def __init__(
-        self,
-        drafters: Mapping[str, bool],
-        verify: CostTable,
-        drafting: Mapping[str, CostTable],
-        start: Mapping[str, Learned] = MappingProxyType({}),
-        params: ControlParams = DEFAULT_PARAMS,
-        tree_rows: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self.estimates = Estimates(drafters, verify, drafting, start, params, tree_rows)
+    def __init__(self, estimates: Estimates) -> None:
+        self.estimates = estimates
         self._entered = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The arguments it was built from, as plain values."""
+        """The arguments that its estimates were built from, as plain values."""
         known = self.estimates
         return {
             "drafters": known.drafters,
@@ -70,7 +60,7 @@ class Controller:
         drafting = {name: CostTable.from_dict(table, params) for name, table in data["drafting"].items()}
         start = {name: Learned.from_dict(learned) for name, learned in data.get("start", {}).items()}
         verify = CostTable.from_dict(data["verify"], params)
-        return Controller(data["drafters"], verify, drafting, start, params, data.get("tree_rows", {}))
+        return Controller(Estimates(data["drafters"], verify, drafting, start, params, data.get("tree_rows", {})))
 
     def enter(self, temperature: float) -> SequenceHistory:
         """The history of a sequence that begins."""

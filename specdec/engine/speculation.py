@@ -14,6 +14,7 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
+from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.control.trace import TRACE_STEPS, TraceLog, TraceWriter
 from specdec.core.kv_cache import KvCacheManager
@@ -151,7 +152,7 @@ class Speculation:
         model_based = {drafter.name: drafter.model_based for drafter in drafters}
         verify = CostTable.from_dict(costs.verify)
         tree_rows = {drafter.name: drafter.tree_rows for drafter in drafters if drafter.tree_rows}
-        return Controller(model_based, verify, tables, learned, self._parts.control_params, tree_rows)
+        return Controller(Estimates(model_based, verify, tables, learned, self._parts.control_params, tree_rows))
 
     def _trace_writer(self, controller: Controller) -> TraceWriter | None:
         """The writer of the configured trace file, which begins with ``controller``: each swap rotates it."""

@@ -13,6 +13,7 @@ from draft.protocol import DraftTask
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import DraftRequest, DraftWork, Outcome, SequenceInputs, StepInputs
+from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.tree import TokenTree
@@ -91,7 +92,7 @@ class World:
         costly = {d.name: self.table(d.level_ms) for d in self.drafters if d.level_ms is not None}
         params = dataclasses.replace(PARAMS, probe_every=probe_every)
         models = {d.name: d.level_ms is not None for d in self.drafters}
-        return Controller(models, self.table(self.verify_ms), costly, params=params)
+        return Controller(Estimates(models, self.table(self.verify_ms), costly, params=params))
 
 
 def children(world: World, drafter: Skilled, sequence: int, position: int, right: bool) -> list[tuple[int, float]]:

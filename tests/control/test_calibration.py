@@ -13,6 +13,7 @@ from specdec.control.controller import Controller
 from specdec.control.estimates.acceptance import CELLS, Calibration, temperature_bucket
 from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import DraftWork
+from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.tree import TokenTree
 from tests.control.helpers import make_one, outcome_of, take_step
@@ -53,7 +54,7 @@ def test_the_test_above_detects_counted_censored_nodes() -> None:
 
 def test_the_controller_excludes_nodes_under_a_rejected_one() -> None:
     """The same chains through `Controller.observe`, verified or not."""
-    controller = Controller({"d": False}, CostTable.guess(64), {})
+    controller = Controller(Estimates({"d": False}, CostTable.guess(64), {}))
     calibration, rng = controller.estimates.calibration, random.Random(3)
     one = make_one()
     for _ in range(6000):
@@ -81,7 +82,7 @@ def learned_from(
 
 def test_nothing_is_learned_from_nodes_under_a_rejected_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target generates 1, 2. It would do so under the rejected 9 too, but that is not observed."""
-    controller = Controller({"d": False}, CostTable.guess(64), {})
+    controller = Controller(Estimates({"d": False}, CostTable.guess(64), {}))
     tree, cell = TokenTree(0), depth_cell(controller.estimates.calibration, 1)
     right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
     tree.add(wrong, 2, -1.1, "d", cell)
@@ -90,7 +91,7 @@ def test_nothing_is_learned_from_nodes_under_a_rejected_sibling(monkeypatch: pyt
 
 
 def test_nothing_is_learned_from_nodes_beyond_the_committed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = Controller({"d": False}, CostTable.guess(64), {})
+    controller = Controller(Estimates({"d": False}, CostTable.guess(64), {}))
     tree = TokenTree(0)
     for depth in (1, 2, 3):
         tree.add(depth - 1, depth, -0.1, "d", depth_cell(controller.estimates.calibration, depth))

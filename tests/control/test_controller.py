@@ -14,6 +14,7 @@ from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.drafters import DraftCosts
 from specdec.control.inputs import DraftDecision, DraftWork, SequenceInputs, StepInputs
+from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.tree import TokenTree
 from tests.control.helpers import chain, make_one, outcome_of, take_step
@@ -25,7 +26,7 @@ ROW_MS = 4.0
 def make_controller() -> Controller:
     """A target whose rows take as long as reading its weights, and a drafter of a millisecond a level."""
     verify = CostTable(ROWS, [0], [[ROW_MS * n for n in ROWS]])
-    return Controller({"m": True}, verify, {"m": CostTable(ROWS, [0], [[1.0] * len(ROWS)])})
+    return Controller(Estimates({"m": True}, verify, {"m": CostTable(ROWS, [0], [[1.0] * len(ROWS)])}))
 
 
 def run_step(
@@ -133,7 +134,7 @@ def test_deciding_changes_no_estimate() -> None:
 
 
 def lookup_controller() -> Controller:
-    return Controller({"s": False}, CostTable.guess(64), {})
+    return Controller(Estimates({"s": False}, CostTable.guess(64), {}))
 
 
 def lookup_work(sequences: list[SequenceInputs], chance: float) -> DraftWork:
@@ -224,7 +225,7 @@ def test_a_lookup_drafters_estimate_is_per_sequence() -> None:
 def test_the_time_of_a_text_without_its_start_is_not_taken_for_that_of_the_whole() -> None:
     """A level of one row takes 1 ms, and each further row 0.1 ms."""
     verify, level = ([[ms * n + base for n in ROWS]] for ms, base in ((ROW_MS, 0.0), (0.1, 0.9)))
-    controller = Controller({"m": True}, CostTable(ROWS, [0], verify), {"m": CostTable(ROWS, [0], level)})
+    controller = Controller(Estimates({"m": True}, CostTable(ROWS, [0], verify), {"m": CostTable(ROWS, [0], level)}))
     for key in range(40):
         one = make_one(key, pending_prefill={"m": (600, 61)})
         run_step(controller, [one], [TokenTree(0)], [[1]], draft_ms=7.0)
@@ -252,7 +253,7 @@ def test_other_constants_change_decisions() -> None:
 def test_drafts_at_a_prompts_end_never_pad_the_forward_to_a_larger_size(prompt: int, kept: int) -> None:
     """Beside a prompt of 256 tokens the forward has 257 rows anyway, and is padded to 384."""
     verify = CostTable([1, 128, 256, 384], [0], [[4.0, 5.0, 8.0, 12.0]], sizes=(1, 2, 4, 8, 64, 128, 256, 384))
-    controller = Controller({"s": False}, verify, {})
+    controller = Controller(Estimates({"s": False}, verify, {}))
     works = {"s": DraftWork([chain([0.9] * 7)])}
     assert take_step(controller, [make_one(first=True)], works, prompt)[1].budget == kept
 
@@ -260,7 +261,7 @@ def test_drafts_at_a_prompts_end_never_pad_the_forward_to_a_larger_size(prompt: 
 def test_nodes_fill_the_rows_that_are_computed_anyway_and_no_larger_size() -> None:
     verify = CostTable([1, 4, 16], [0], [[4.0, 4.5, 9.0]], sizes=(1, 4, 16))
     unlikely = [chain([0.3] * 9) for _ in range(3)]
-    plans = [take_step(Controller({"s": False}, table, {}), [make_one(i) for i in range(3)],
+    plans = [take_step(Controller(Estimates({"s": False}, table, {})), [make_one(i) for i in range(3)],
                        {"s": DraftWork(list(unlikely))})[1]
              for table in (verify, CostTable.from_dict(verify.as_dict() | {"sizes": ()}))]  # fmt: skip
     assert [plan.budget for plan in plans] == [1, 3]

@@ -12,6 +12,7 @@ from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.drafters import DraftCosts
 from specdec.control.inputs import DraftDecision, DraftWork, StepInputs
+from specdec.control.learning import Estimates
 from specdec.control.trace import replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.control.helpers import chain, make_one, outcome_of, take_step
@@ -41,7 +42,9 @@ def test_depth_costs_no_forward(tree_rows: int, decision: DraftDecision) -> None
     """Trees of seven levels hold three tokens, each worth 10 ms; a forward takes 6 ms."""
     flat = CostTable(ROWS, [0], [[6.0 + 0.001 * n for n in ROWS]])
     verify = CostTable(ROWS, [0], [[10.0 + 0.01 * n for n in ROWS]])
-    controller = Controller({"m": True}, verify, {"m": flat}, tree_rows={"m": tree_rows} if tree_rows else {})
+    controller = Controller(
+        Estimates({"m": True}, verify, {"m": flat}, tree_rows={"m": tree_rows} if tree_rows else {})
+    )
     one, forwards = make_one(pending_prefill={"m": (4, 4)}), 1 if tree_rows else 7
     for _ in range(60):
         tree = chain([0.8] * 7, source="m", cells=[0] * 7)
