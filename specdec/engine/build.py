@@ -33,6 +33,7 @@ from specdec.core.sampling import Sampler
 from specdec.core.types import (
     EngineInfo,
     Finished,
+    Pooling,
     Request,
     SamplingParams,
     SpeculationMode,
@@ -297,6 +298,10 @@ def assemble(
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     report_memory(budget)
     target = platform.load_target(progress, tokenizer)
+    pooling = target.tokenizer.pooling or pooling_by_name(target.name)
+    if pooling in tuple(Pooling):  # it generates nothing, so nothing is drafted
+        off = config.speculation.model_copy(update={"enabled": False})
+        config = config.model_copy(update={"speculation": off})
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab_size)
     if remember:
         grammars.prepare()  # while the rest is built
@@ -326,7 +331,7 @@ def assemble(
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
         weight_bytes=weight_bytes,
-        pooling=target.tokenizer.pooling or pooling_by_name(target.name),
+        pooling=pooling,
         embedding_size=target.config.hidden_size,
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
         head="" if head is None else config.draft_head or "",

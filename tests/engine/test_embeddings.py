@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModel
 
+from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import (
     Failed,
     Finished,
@@ -22,9 +24,11 @@ from specdec.core.types import (
     SamplingParams,
     StoppingParams,
 )
+from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from tests.engine.late_verifier import LateVerifier
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
+from tests.models.embedders import make_embedder
 
 PROMPT = tuple(torch.randint(3, 380, (150,), generator=torch.Generator().manual_seed(8)).tolist())
 POOLINGS = list(Pooling)
@@ -158,3 +162,14 @@ def test_a_broken_model_fails_only_the_request(monkeypatch: pytest.MonkeyPatch) 
     events = run_all(engine, [embed("a", PROMPT, Pooling.LAST), generate("b", PROMPT)])
     assert [(e.request_id, e.reason) for e in events if isinstance(e, Failed)] == [("a", "MODEL_BROKEN")]
     assert len(tokens_of(events, "b")) == 20
+
+
+def test_an_embedding_model_loads_no_draft(tmp_path: Path) -> None:
+    """The models of a server may share ``draft``."""
+    folder = str(make_embedder(tmp_path / "m"))
+    config = EngineConfig(
+        target=folder, draft=folder, device="cpu", kernels="reference", kv_tokens=64 * 9, cache_dir=tmp_path,
+        speculation=SpeculationConfig(profile_s=0.01),
+    )  # fmt: skip
+    info = build_parts(config).info
+    assert (info.pooling, info.draft, info.drafters) == (Pooling.LAST, None, ())
