@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from specdec.core.types import SamplingParams, StoppingParams, TokenLogprobs
@@ -66,7 +66,7 @@ class SequenceSampling:
         self._penalises = self.policy.penalises
         edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
         self._always = edited or grammar is not None
-        self._unbanned = None if grammar is None else ~_mask(banned, vocab_size)
+        self._unbanned = None if grammar is None else ~token_mask(banned, vocab_size)
         self._edits = SequenceEdits(
             bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
             bias_values=np.asarray([bias for _, bias in sampling.logit_bias], np.float32),
@@ -120,13 +120,14 @@ def _banned(
 
 @lru_cache(maxsize=4)
 def _allowed_mask(ids: tuple[int, ...], vocab_size: int) -> NDArray[np.uint32]:
-    """As `_mask`, computed once for the samples of a request."""
-    mask = _mask(ids, vocab_size)
+    """As `token_mask`, computed once for the samples of a request."""
+    mask = token_mask(ids, vocab_size)
     mask.flags.writeable = False
     return mask
 
 
-def _mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+def token_mask(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
+    """The mask of ``ids``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set for each id v."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     bits[np.asarray(ids, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

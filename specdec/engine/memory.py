@@ -105,7 +105,7 @@ class MemoryBudget:
     def _way_out(self) -> str:
         if self.kv_token_bytes:
             others = self.needed - self.kv_tokens * self.kv_token_bytes
-            fitting = (self.available - others) // self.kv_token_bytes // 64 * 64
+            fitting = (self.available - others) // self.kv_token_bytes // PAGE_SIZE * PAGE_SIZE
             if fitting >= self.least_kv_tokens:
                 return f"lower engine.kv_tokens from {self.kv_tokens} to {fitting}"
         options = {option: need.nbytes for need in reversed(self.needs) if not need.later for option in need.options}

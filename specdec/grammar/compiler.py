@@ -380,7 +380,6 @@ def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Seque
             "sampling.allowed_token_ids", f"with a grammar it must hold an end token ({ends}); add it"
         )
     ids = np.asarray(allowed, np.int64)
-    ids = ids[(ids >= 0) & (ids < 32 * mask.size)]
     if not (mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).any():
         raise InvalidRequestError.of(
             "sampling.allowed_token_ids", "none of them can begin an output of the grammar; allow more"

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.core.kv_cache import common_length
+from specdec.core.sampling import token_mask
+
 Mask = NDArray[np.uint32]
 
 
@@ -41,16 +44,13 @@ class GrammarState:
         self._path: list[int] = []  # tokens that the matcher has consumed beyond them
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
-        self._nothing = np.zeros(-(-vocab_size // 32), np.uint32)
-        self._end = self._nothing.copy()
-        for token in self._eos_ids:
-            self._end[token >> 5] |= np.uint32(1 << (token & 31))
+        self._nothing, self._end = token_mask((), vocab_size), token_mask(self._eos_ids, vocab_size)
         self.error = ""
         """The complexity limit that the matcher last ran into, or empty. On the output's own path, the mask is empty
         then and the request fails with this error."""
 
     def mask(self, path: Sequence[int]) -> Mask:
-        """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow.
+        """The `token_mask` of allowed tokens after ``path``.
 
         Read-only. Never raises: an impossible path has an empty mask.
         """
@@ -115,9 +115,7 @@ class GrammarState:
         return _Place.OUTSIDE
 
     def _follow(self, path: tuple[int, ...]) -> _Place:
-        shared = 0
-        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
-            shared += 1
+        shared = common_length(path, self._path)
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
             del self._path[shared:]

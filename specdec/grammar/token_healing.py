@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.core.sampling import token_mask
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -29,16 +30,11 @@ class TokenSpelling:
         return b"" if token in self._tokenizer.special_ids else self._tokenizer.token_bytes(token)
 
     def mask(self, text: bytes) -> NDArray[np.uint32]:
-        """Tokens that are a prefix of ``text`` or begin with it, all if it is empty: uint32 [ceil(vocab / 32)], bit
-        v & 31 of word v >> 5."""
-        allowed = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
+        """The `token_mask` of tokens that are a prefix of ``text`` or begin with it; of all if it is empty."""
         if not text:
-            allowed[: self._vocab_size] = 1
-        else:
-            allowed[self._ids[self._starting_with(text)]] = 1
-            for size in range(1, len(text)):
-                allowed[self._ids[self._equal_to(text[:size])]] = 1
-        return np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32)
+            return token_mask(np.arange(self._vocab_size), self._vocab_size)
+        places = [self._starting_with(text), *(self._equal_to(text[:size]) for size in range(1, len(text)))]
+        return token_mask(np.concatenate([self._ids[place] for place in places]), self._vocab_size)
 
     def _starting_with(self, text: bytes) -> slice:
         # End: the first bytes after everything that starts with `text`.
