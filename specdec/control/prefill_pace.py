@@ -84,6 +84,8 @@ class PrefillPace:
         """Rows, at most ``most``, for ``prompts`` prompts beside ``load``; their rows attend to ``context`` tokens."""
         if not load.sequences:
             return most
+        if not prompts:
+            return 0
         plain_rows = load.rows + round(load.sequences * self._drafts)
         forward_ms = self._costs.ms(plain_rows, load.attended / load.rows)
         plain_ms = self._other_ms + forward_ms * (1.0 + self._speed.reading)

@@ -58,6 +58,13 @@ def test_a_chunk_is_the_longest_that_keeps_the_objective(target_ms: float, conte
     assert rows > 0
 
 
+def test_a_plan_without_a_further_prompt_saves_no_time_for_the_next() -> None:
+    pace, tight = PrefillPace(table()), load(target_ms=1.0)
+    rows = pace.rows(tight, 1, 0, MOST)
+    assert pace.rows(tight, 0, 0, MOST) == 0  # the prompt ends in this step
+    assert pace.rows(tight, 1, 0, MOST) == rows
+
+
 def test_the_tightest_objective_counts() -> None:
     mixed = load(3)
     mixed.add(1, 0.0, 20.0, 100)
