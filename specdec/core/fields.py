@@ -116,16 +116,16 @@ class Flag(Kind):
 class Text(Kind):
     """Text that UTF-8 can hold."""
 
-    limit: int | None = None  # characters
-    rule: str = UTF8
+    limit: int  # characters
+    rule: str = ""  # replaces the text of a refusal
     among: str = ""  # the characters that are accepted; empty: any
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
-        short = self.limit is None or len(value) <= self.limit
-        return "" if short and encodable(value) and (not self.among or set(value) <= set(self.among)) else self.rule
+        sound = len(value) <= self.limit and encodable(value) and (not self.among or set(value) <= set(self.among))
+        return "" if sound else self.rule or f"at most {self.limit} characters of text that UTF-8 can hold"
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string"} | ({} if self.limit is None else {"maxLength": self.limit})
+        return {"type": "string", "maxLength": self.limit}
 
 
 @dataclass(frozen=True, slots=True)

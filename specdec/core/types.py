@@ -27,7 +27,6 @@ from specdec.core.fields import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
     MIN_TEMPERATURE,
-    NAME_RULE,
     UINT32,
     Flag,
     Int,
@@ -89,7 +88,7 @@ class SamplingParams:
     """Samples of the prompt. Sample 0 uses ``seed`` itself, sample i a seed derived from (seed, i)."""
 
 
-_RULE_TEXT = Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} characters of text that UTF-8 can hold")
+_RULE_TEXT = Text(MAX_RULE_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +277,7 @@ class Request:
     """From arrival at the engine; None: none."""
     cache_salt: str = param(
         "",
-        Text(MAX_NAME, NAME_RULE),
+        Text(MAX_NAME),
         "Requests share cached prefixes and draft texts only with an equal salt.",
         path="cache.salt",
     )
@@ -288,7 +287,7 @@ class Request:
     """What its time objective left out of the prompt, as in `Usage`: lines before the gap, after it and of other files,
     recent edits. None: it has no such objective."""
     session: str = param(
-        "", Text(MAX_NAME, NAME_RULE), "An editor or a conversation; also the header x-session-id.", path="session.id"
+        "", Text(MAX_NAME), "An editor or a conversation; also the header x-session-id.", path="session.id"
     )
     """Earlier texts of a session may be drafted from, under an equal salt."""
     target_tpot_ms: float | None = param(
@@ -299,9 +298,7 @@ class Request:
     )
     """While a request is slower than this, its drafts are verified before others'."""
     grammar: GrammarParams | None = None
-    healing_prefix: str = param(
-        "", Text(MAX_HEALING_PREFIX, f"at most {MAX_HEALING_PREFIX} characters of text that UTF-8 can hold"), json=None
-    )
+    healing_prefix: str = param("", Text(MAX_HEALING_PREFIX), json=None)
     """The end of the prompt's text, left out of ``prompt_ids`` because it may be one token together with what follows.
     The output's first tokens spell it and count as output; its text begins behind it."""
     resume: ResumeParams | None = None

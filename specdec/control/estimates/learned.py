@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.control.estimates.acceptance import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
-from specdec.control.params import DEFAULT_PARAMS, ControlParams
+from specdec.control.params import DEFAULT_PARAMS
 from specdec.core.tree import MAX_NODES
 
 
@@ -24,15 +24,15 @@ class Learned:
     agreement: float | None = None
     """Share of tree levels in which it holds the target's choice; None: not observed."""
 
-    def bounded(self, params: ControlParams = DEFAULT_PARAMS) -> Learned:
+    def bounded(self) -> Learned:
         """The same with the weight of a few observations, so that new ones soon dominate."""
         cells = []
         for cell, hits, trials in self.cells:
-            share = min(1.0, params.learned_cell_trials / trials)
+            share = min(1.0, DEFAULT_PARAMS.learned_cell_trials / trials)
             cells.append((cell, round(share * hits, 2), round(share * trials, 2)))
         pools = []
         for bucket, steps, tokens, levels, rows in self.pools:
-            share = min(1.0, params.learned_pool_steps / steps)
+            share = min(1.0, DEFAULT_PARAMS.learned_pool_steps / steps)
             tokens, levels, rows = (round(share * value, 2) for value in (tokens, levels, rows))
             pools.append((bucket, round(share * steps, 2), tokens, levels, rows))
         return Learned(cells, pools, None if self.agreement is None else round(self.agreement, 3))
