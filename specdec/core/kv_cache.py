@@ -321,7 +321,7 @@ class KvCacheManager:
                 self._add(seq, depth)
         seq.n_published = full
         ready = min(seq.draft_computed // PAGE_SIZE, full)
-        for page in seq.pages[seq.n_draft_published : ready] if ready > seq.n_draft_published else ():
+        for page in seq.pages[seq.n_draft_published : ready]:
             if self._index.key(page) is not None:
                 self._index.draft_ready[page] = 1
         seq.n_draft_published = ready

@@ -124,6 +124,7 @@ class TextRules:
 
 
 _SECONDS = Number(0.0, rule="must be a positive number", above=True)
+_COUNT = Int(0, UINT32, "must not be negative, and below 2^32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,9 @@ class StoppingParams:
     checked.
     """
 
-    max_tokens: int | None = param(
-        None,
-        Int(0, UINT32, "must not be negative, and below 2^32"),
-        "0: only compute the prompt into the prefix cache.",
-    )
+    max_tokens: int | None = param(None, _COUNT, "0: only compute the prompt into the prefix cache.")
     """None: up to the context limit."""
-    min_tokens: int = param(0, Int(0, UINT32, "must not be negative, and below 2^32"))
+    min_tokens: int = param(0, _COUNT)
     stop: tuple[str, ...] = param(
         (),
         Texts(MAX_STOPS, alone=True, longest=MAX_STOP_TEXT),
@@ -244,9 +241,7 @@ class ResumeParams:
         (), TokenIds(MAX_RESUMED_TOKENS), "The output tokens received, all of one sample."
     )
     text_characters: int | None = param(
-        None,
-        Int(0, UINT32, "must not be negative, and below 2^32"),
-        "Characters of their text received, in code points. None: all of it.",
+        None, _COUNT, "Characters of their text received, in code points. None: all of it."
     )
     numeric_fingerprint: str = param(
         "",
