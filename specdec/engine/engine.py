@@ -58,7 +58,7 @@ class Engine:
         self._pace = PrefillPace(CostTable.from_dict(costs.verify), parts.control_params)
         self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
         self._verifier = parts.verifier or Verifier(parts.decoder, parts.sampler)
-        self._speculation = Speculation(parts, costs, began_s=parts.clock())
+        self._speculation = Speculation(parts, costs)
         self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)
         self._preparation = RequestPreparation(self._grammars, parts.max_queued_requests)
         self._requests = RequestTable()

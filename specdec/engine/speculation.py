@@ -81,15 +81,15 @@ class EngineParts:
 class Speculation:
     """Everything that a swap of the draft model replaces.
 
-    costs: measured at start. began_s: start of the engine, by its clock.
+    costs: measured at start.
 
     Raises:
         ConfigError: the trace file cannot be written.
     """
 
-    def __init__(self, parts: EngineParts, costs: StepCosts, began_s: float) -> None:
+    def __init__(self, parts: EngineParts, costs: StepCosts) -> None:
         self._parts, self._config = replace(parts, drafters=()), parts.config.speculation
-        self._began_s = self._saved_s = began_s
+        self._began_s = self._saved_s = parts.clock()
         controller = self._new_controller(parts.drafters, costs, parts.learned)
         self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller))
         self._assemble(parts.drafters, controller)

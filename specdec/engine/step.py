@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 class StepResult:
     """The outcome of one step."""
 
-    began_s: float = 0.0
+    began_s: float
     """By the step's clock."""
     admitted: list[Sequence] = field(default_factory=list)
     deltas: list[tuple[Sequence, Delta]] = field(default_factory=list)
@@ -79,9 +78,9 @@ class Step:
         drafters: DrafterManager,
         drafting: Drafting,
         verifier: StepVerifier,
-        tracer: StepTracer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        pace: PrefillPace | None = None,
+        tracer: StepTracer | None,
+        clock: Callable[[], float],
+        pace: PrefillPace,
     ) -> None:
         self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
         self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
@@ -111,7 +110,7 @@ class Step:
     def flush(self) -> None:
         """Pass on the feedback of the last step if it was deferred."""
         timed, self._timed = self._timed, None
-        if timed is not None and self._pace is not None:
+        if timed is not None:
             self._pace.observe(timed)
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
