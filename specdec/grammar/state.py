@@ -44,7 +44,8 @@ class GrammarState:
         self._path: list[int] = []  # tokens that the matcher has consumed beyond them
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
-        self._nothing, self._end = token_mask((), vocab_size), token_mask(self._eos_ids, vocab_size)
+        self._end = token_mask(self._eos_ids, vocab_size)
+        self._nothing = np.zeros_like(self._end)
         self.error = ""
         """The complexity limit that the matcher last ran into, or empty. On the output's own path, the mask is empty
         then and the request fails with this error."""
