@@ -50,7 +50,7 @@ class GrammarVocabulary:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
-        self.special_token_ids = sorted(token for token in tokenizer.special_ids | set(eos_ids) if token < vocab_size)
+        self.special_token_ids = _special_ids(tokenizer, vocab_size, eos_ids)
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
 
     def __call__(self, text: str) -> list[int]:
@@ -79,6 +79,10 @@ class GrammarVocabulary:
         return {self.tokens[t]: t for t in reversed(range(len(self.tokens))) if t not in special and self.tokens[t]}
 
 
+def _special_ids(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> list[int]:
+    return sorted(token for token in tokenizer.special_ids | set(eos_ids) if token < vocab_size)
+
+
 CHECK_SECONDS = 1.0
 """Processor time of a grammar's check. Ordinary grammars take milliseconds, schemas of 64 KiB about 0.1 s."""
 CHECK_WALL_SECONDS = 15.0
@@ -88,9 +92,9 @@ CHECK_WALL_SECONDS = 15.0
 class CheckProcess:
     """Runs `specdec.grammar.check_process`, and replaces it when a grammar has ended it."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, eos_ids: Sequence[int]) -> None:
-        special = {token: vocabulary.tokens[token].hex() for token in vocabulary.special_token_ids}
-        self._first_line = json.dumps([len(vocabulary.tokens), special, eos_ids])
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        special = {t: tokenizer.token_bytes(t).hex() for t in _special_ids(tokenizer, vocab_size, eos_ids)}
+        self._first_line = json.dumps([vocab_size, special, eos_ids])
         self._process: subprocess.Popen[str] | None = None
         self._interrupted = False  # since then, until `close`, no process is started in place of the killed one
         self._finalizer: Callable[[], Any] = lambda: None
@@ -196,6 +200,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, check_seconds: float = CHECK_SECONDS) -> None:
         self._tokenizer, self._vocab_size, self._check_seconds = tokenizer, vocab_size, check_seconds
         self._eos_ids = tuple(token for token in tokenizer.eos_ids if 0 <= token < vocab_size)
+        self._check_process = CheckProcess(tokenizer, vocab_size, self._eos_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarParams, Future[Any]] = OrderedDict()
         self._spelling: Future[TokenSpelling] | None = None
@@ -268,13 +273,11 @@ class GrammarCompiler:
             for jobs in self._jobs.values():
                 for job in jobs:
                     job.future.cancel()
-            thread, checks = self._thread, self.__dict__.get("_check_process")
-        if checks is not None:
-            checks.interrupt()
+            thread = self._thread
+        self._check_process.interrupt()
         if thread is not None:
             thread.join()
-        if "_check_process" in self.__dict__:
-            self._check_process.close()
+        self._check_process.close()
 
     @cached_property
     def _vocabulary(self) -> GrammarVocabulary:
@@ -283,10 +286,6 @@ class GrammarCompiler:
     @cached_property
     def _library_vocabulary(self) -> LLTokenizer:
         return LLTokenizer(self._vocabulary, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
-
-    @cached_property
-    def _check_process(self) -> CheckProcess:
-        return CheckProcess(self._vocabulary, self._eos_ids)
 
     def _prepare(self) -> None:
         # The first mask over a vocabulary builds further tables.
