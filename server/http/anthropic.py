@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
-from server.http.call import Call, Endpoint
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.conversation import (
     Block,
     Blocks,
@@ -209,19 +209,15 @@ _ERROR_TYPES = {
 _TOO_LONG = "prompt is too long: {got} tokens > {limit} maximum; shorten it"
 
 
-class AnthropicErrors:
+def _error_body(refusal: Refusal) -> dict[str, Any]:
     """Errors as Anthropic words them; ``param`` and ``code`` are those of OpenAI."""
+    kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
+    message = refusal.worded(_TOO_LONG)
+    error = {"type": kind, "message": message, "param": refusal.field, "code": refusal.reason.lower()}
+    return {"type": "error", "error": error}
 
-    def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of a refusal."""
-        kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
-        message = refusal.worded(_TOO_LONG)
-        error = {"type": kind, "message": message, "param": refusal.field, "code": refusal.reason.lower()}
-        return {"type": "error", "error": error}
 
-    def event(self, refusal: Refusal) -> bytes:
-        """An event with the same body."""
-        return named_event(self.body(refusal))
+ANTHROPIC_ERRORS = ErrorStyle(_error_body, named_event)
 
 
 def usage(totals: Totals) -> dict[str, int]:
@@ -352,10 +348,9 @@ def _add_request_id(call: Call) -> None:
     call.headers.append((b"request-id", call.given_id.encode("latin-1")))
 
 
-_ERRORS = AnthropicErrors()
 ANTHROPIC = (
-    Endpoint("POST", "/v1/messages", create_message, _ERRORS, "Anthropic: answer in a conversation", MESSAGE_FIELDS,
-             ("messages",), task=Task.CHAT),
-    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, _ERRORS, "Anthropic: how long a prompt is",
+    Endpoint("POST", "/v1/messages", create_message, ANTHROPIC_ERRORS, "Anthropic: answer in a conversation",
+             MESSAGE_FIELDS, ("messages",), task=Task.CHAT),
+    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC_ERRORS, "Anthropic: how long a prompt is",
              PROMPT_FIELDS, ("messages",), task=Task.CHAT),
 )  # fmt: skip

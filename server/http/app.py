@@ -18,15 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
-from server.http.anthropic import ANTHROPIC, AnthropicErrors
+from server.http.anthropic import ANTHROPIC, ANTHROPIC_ERRORS
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
-from server.http.ollama import OLLAMA, OllamaErrors
+from server.http.ollama import OLLAMA, OLLAMA_ERRORS
 from server.http.openai import OPENAI
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.playground import PLAYGROUND
 from server.http.responses import OPENAI_RESPONSES
@@ -91,11 +91,11 @@ class EndpointApp:
         except ClientGoneError:
             return  # cancelling the endpoint has ended its requests in the engine
         except Exception as error:
-            refusal = refusal_of(error, call.field_names)
+            refusal, errors = refusal_of(error, call.field_names), endpoint.errors
             if call.began:
-                await call.finish((call.broken or endpoint.errors.event)(refusal))
+                await call.finish(call.broken(refusal) if call.broken else errors.event(errors.body(refusal)))
             else:
-                await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
+                await call.reply(refusal.status, errors.body(refusal), refusal.headers)
         finally:
             call.ended()
 
@@ -177,7 +177,6 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
     return {**last, "requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": schemas}}}}}
 
 
-_ERRORS = OpenAIErrors()
 # A dialect that claims its bodies precedes the one with which it shares a path.
 DIALECTS: tuple[Endpoint, ...] = (
     *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC,
@@ -194,7 +193,7 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
     async def describe(call: Call) -> None:
         await call.reply(200, document)
 
-    served.append(Endpoint("GET", "/openapi.json", describe, _ERRORS, "This document"))
+    served.append(Endpoint("GET", "/openapi.json", describe, OPENAI_ERRORS, "This document"))
     groups: dict[str, dict[str, list[Endpoint]]] = {}
     for endpoint in served:
         groups.setdefault(endpoint.path, {}).setdefault(endpoint.method, []).append(endpoint)
@@ -207,7 +206,7 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
 
 
 # The dialect of refusals for unknown paths, by prefix.
-_STYLES: Mapping[str, ErrorStyle] = {"/api/": OllamaErrors(), "/v1/messages": AnthropicErrors()}
+_STYLES: Mapping[str, ErrorStyle] = {"/api/": OLLAMA_ERRORS, "/v1/messages": ANTHROPIC_ERRORS}
 
 
 async def _refuse(request: Request, error: Any) -> Response:
@@ -216,7 +215,7 @@ async def _refuse(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
     refusal = refusal_of(found, {})
-    style = next((style for prefix, style in _STYLES.items() if request.url.path.startswith(prefix)), _ERRORS)
+    style = next((style for prefix, style in _STYLES.items() if request.url.path.startswith(prefix)), OPENAI_ERRORS)
     return Response(write_json(style.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
 
 

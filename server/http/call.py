@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
@@ -264,14 +264,12 @@ class Call:
                     _, more = await self._receive_piece()
 
 
-class ErrorStyle(Protocol):
+@dataclass(frozen=True, slots=True)
+class ErrorStyle:
     """A dialect's form of a refusal."""
 
-    def body(self, refusal: Refusal) -> Any:
-        """The JSON body of a refusal."""
-
-    def event(self, refusal: Refusal) -> bytes:
-        """The end of a stream that fails after its first byte."""
+    body: Callable[[Refusal], Any]  # as JSON
+    event: Callable[[Any], bytes]  # the body as the end of a stream that fails after its first byte
 
 
 RESPONSES: Schema = {

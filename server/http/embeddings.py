@@ -12,7 +12,7 @@ from server.embedding import INSTRUCTION, MAX_INPUTS, EmbeddingCall, Reranker, c
 from server.http.call import Call, Endpoint
 from server.http.fields import MODEL
 from server.http.openai_completions import PROMPT_RULE, PROMPTS, listed_prompts
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     TEXT,
@@ -129,12 +129,12 @@ def _documents(body: Body, given: Any) -> list[str]:
     return texts
 
 
-_ERRORS = OpenAIErrors()
 _SCORED = ("query", "documents")
 EMBEDDINGS = (
-    Endpoint("POST", "/v1/embeddings", embed, _ERRORS, "Embeddings of texts", EMBEDDING_FIELDS, ("input",),
+    Endpoint("POST", "/v1/embeddings", embed, OPENAI_ERRORS, "Embeddings of texts", EMBEDDING_FIELDS, ("input",),
              task=Task.EMBED),
-    Endpoint("POST", "/v1/rerank", rerank, _ERRORS, "Documents by relevance to a query", RERANK_FIELDS, _SCORED,
+    Endpoint("POST", "/v1/rerank", rerank, OPENAI_ERRORS, "Documents by relevance to a query", RERANK_FIELDS, _SCORED,
              task=Task.RERANK),
-    Endpoint("POST", "/rerank", rerank, _ERRORS, "The same as /v1/rerank", RERANK_FIELDS, _SCORED, task=Task.RERANK),
+    Endpoint("POST", "/rerank", rerank, OPENAI_ERRORS, "The same as /v1/rerank", RERANK_FIELDS, _SCORED,
+             task=Task.RERANK),
 )  # fmt: skip

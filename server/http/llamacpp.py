@@ -7,7 +7,7 @@ from typing import Any
 
 import specdec
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
-from server.http.call import Call, Endpoint
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.llamacpp_request import (
@@ -29,18 +29,11 @@ from specdec.errors import EngineDeadError
 _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 
 
-class LlamaErrors:
+def _error_body(refusal: Refusal) -> dict[str, Any]:
     """``code`` is the status. ``reason`` and ``field`` are additions."""
-
-    def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of a refusal."""
-        kind = _TYPES.get(refusal.status, "invalid_request_error")
-        error: dict[str, Any] = {"code": refusal.status, "message": refusal.worded(LLAMA_TOO_LONG), "type": kind}
-        return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
-
-    def event(self, refusal: Refusal) -> bytes:
-        """An event with the same body."""
-        return sse(self.body(refusal))
+    kind = _TYPES.get(refusal.status, "invalid_request_error")
+    error: dict[str, Any] = {"code": refusal.status, "message": refusal.worded(LLAMA_TOO_LONG), "type": kind}
+    return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
 
 
 _WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
@@ -298,7 +291,7 @@ TOKENIZE_FIELDS: Table = (
 )
 DETOKENIZE_FIELDS: Table = (MODEL, Field("tokens", IDS))
 TEMPLATE_FIELDS: Table = (MODEL, *CONVERSATION)
-_ERRORS = LlamaErrors()
+_ERRORS = ErrorStyle(_error_body, sse)
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
 _GAP = ("input_prefix", "input_suffix")

@@ -9,7 +9,7 @@ from server.completion.requests import DEFAULT_MAX_TOKENS
 from server.http.answering import Sample, answer
 from server.http.call import Call, Endpoint
 from server.http.openai_completions import CompletionAnswer, CompletionRequest, completion_fields, parse_completion
-from server.http.openai_format import OpenAIErrors, answer_head
+from server.http.openai_format import OPENAI_ERRORS, answer_head
 from server.request_fields import RANDOM_SEED, Table
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
@@ -70,6 +70,6 @@ async def fill(call: Call) -> None:
 
 
 MISTRAL = (
-    Endpoint("POST", "/v1/fim/completions", fill, OpenAIErrors(), "Mistral: fill a gap", FIM_FIELDS, ("prompt",),
+    Endpoint("POST", "/v1/fim/completions", fill, OPENAI_ERRORS, "Mistral: fill a gap", FIM_FIELDS, ("prompt",),
              task=Task.FILL),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import UnknownModelError
 from server.http.answering import Sample, Totals, answer
-from server.http.call import Call, Endpoint
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation
@@ -73,18 +73,13 @@ def ndjson(value: Any) -> bytes:
     return write_line(value) + b"\n"
 
 
-class OllamaErrors:
-    """``{"error": message}``."""
+def _error_body(refusal: Refusal) -> dict[str, str]:
+    # Clients search for these words to distinguish a missing model from an unknown path.
+    prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
+    return {"error": prefix + refusal.worded(LLAMA_TOO_LONG)}
 
-    def body(self, refusal: Refusal) -> dict[str, str]:
-        """The body of a refusal."""
-        # Clients search for these words to distinguish a missing model from an unknown path.
-        prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
-        return {"error": prefix + refusal.worded(LLAMA_TOO_LONG)}
 
-    def event(self, refusal: Refusal) -> bytes:
-        """A line with the same object, in the place of the one that says done."""
-        return ndjson(self.body(refusal))
+OLLAMA_ERRORS = ErrorStyle(_error_body, ndjson)  # a line in the place of the one that says done
 
 
 def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
@@ -593,17 +588,16 @@ async def version(call: Call) -> None:
     await call.reply(200, {"version": LEVEL})
 
 
-_ERRORS = OllamaErrors()
 OLLAMA = (
-    Endpoint("POST", "/api/generate", generate, _ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
-    Endpoint("POST", "/api/chat", chat, _ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
-    Endpoint("POST", "/api/embed", embed, _ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED),
-    Endpoint("POST", "/api/embeddings", embed_one, _ERRORS, "Ollama: the embedding of a text", OLD_EMBED_FIELDS,
+    Endpoint("POST", "/api/generate", generate, OLLAMA_ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
+    Endpoint("POST", "/api/chat", chat, OLLAMA_ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
+    Endpoint("POST", "/api/embed", embed, OLLAMA_ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED),
+    Endpoint("POST", "/api/embeddings", embed_one, OLLAMA_ERRORS, "Ollama: the embedding of a text", OLD_EMBED_FIELDS,
              task=Task.EMBED),
-    Endpoint("POST", "/api/pull", pull, _ERRORS, "Ollama: whether a model is served", PULL_FIELDS),
-    Endpoint("POST", "/api/show", show, _ERRORS, "Ollama: what the model can do", _NAMES),
-    Endpoint("GET", "/api/tags", tags, _ERRORS, "Ollama: the models served"),
-    Endpoint("GET", "/api/ps", running, _ERRORS, "Ollama: the models loaded"),
-    Endpoint("GET", "/api/version", version, _ERRORS, "Ollama: the API's level"),
-    Endpoint("GET", "/", alive, _ERRORS, "Ollama: a server is there"),
+    Endpoint("POST", "/api/pull", pull, OLLAMA_ERRORS, "Ollama: whether a model is served", PULL_FIELDS),
+    Endpoint("POST", "/api/show", show, OLLAMA_ERRORS, "Ollama: what the model can do", _NAMES),
+    Endpoint("GET", "/api/tags", tags, OLLAMA_ERRORS, "Ollama: the models served"),
+    Endpoint("GET", "/api/ps", running, OLLAMA_ERRORS, "Ollama: the models loaded"),
+    Endpoint("GET", "/api/version", version, OLLAMA_ERRORS, "Ollama: the API's level"),
+    Endpoint("GET", "/", alive, OLLAMA_ERRORS, "Ollama: a server is there"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from server.http.call import Call, Endpoint
 from server.http.openai_chat import CHAT_FIELDS, chat
 from server.http.openai_completions import COMPLETION_FIELDS, complete
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.request_fields import TEXT
 from server.served_model import ServedModel, Task
 
@@ -59,13 +59,13 @@ def _card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-_ERRORS = OpenAIErrors()
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 OPENAI = (
-    Endpoint("POST", "/v1/completions", complete, _ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
-    Endpoint("POST", "/v1/chat/completions", chat, _ERRORS, "Answer in a conversation", CHAT_FIELDS, ("messages",),
-             task=Task.CHAT),
-    Endpoint("POST", "/beta/completions", complete, _ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
-    Endpoint("GET", "/v1/models", list_models, _ERRORS, "The models served"),
-    Endpoint("GET", "/v1/models/{model:path}", show_model, _ERRORS, "The model of a name", parameters=(_MODEL,)),
+    Endpoint("POST", "/v1/completions", complete, OPENAI_ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
+    Endpoint("POST", "/v1/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
+             ("messages",), task=Task.CHAT),
+    Endpoint("POST", "/beta/completions", complete, OPENAI_ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS,
+             ("prompt",)),
+    Endpoint("GET", "/v1/models", list_models, OPENAI_ERRORS, "The models served"),
+    Endpoint("GET", "/v1/models/{model:path}", show_model, OPENAI_ERRORS, "The model of a name", parameters=(_MODEL,)),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from time import time
 from typing import Any
 
 from server.http.answering import DONE, Totals, sse
-from server.http.call import Call
+from server.http.call import Call, ErrorStyle
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING
 from server.interfaces import TokenizerLike
@@ -46,24 +46,20 @@ ERROR_TYPES = {
 TOO_LONG = "This model's maximum context length is {limit} tokens, but the {message}"
 
 
-class OpenAIErrors:
+def _error_body(refusal: Refusal) -> dict[str, Any]:
     """``param`` is the first wrong field, and ``errors`` lists all of them."""
+    error: dict[str, Any] = {
+        "message": refusal.worded(TOO_LONG),
+        "type": ERROR_TYPES.get(refusal.status, "invalid_request_error"),
+        "param": refusal.field,
+        "code": refusal.reason.lower(),
+    }
+    if refusal.violations:
+        error["errors"] = [{"param": v.field, "message": v.description} for v in refusal.violations]
+    return {"error": error}
 
-    def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of a refusal."""
-        error: dict[str, Any] = {
-            "message": refusal.worded(TOO_LONG),
-            "type": ERROR_TYPES.get(refusal.status, "invalid_request_error"),
-            "param": refusal.field,
-            "code": refusal.reason.lower(),
-        }
-        if refusal.violations:
-            error["errors"] = [{"param": v.field, "message": v.description} for v in refusal.violations]
-        return {"error": error}
 
-    def event(self, refusal: Refusal) -> bytes:
-        """An event with the same body. No [DONE] follows, because the answer is incomplete."""
-        return sse(self.body(refusal))
+OPENAI_ERRORS = ErrorStyle(_error_body, sse)  # no [DONE] follows, because the answer is incomplete
 
 
 def check_n(body: Body, fields: RequestFields) -> None:

@@ -12,23 +12,19 @@ from server.auth.principal import check_admin
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
-from server.http.call import Call, Endpoint
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import PathNotFoundError, Refusal
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
+from server.json_body import write_json
 from specdec.core.types import trace_dict
 from specdec.errors import InvalidRequestError
 
 
-class ProbeErrors:
-    """``{"error": message}``."""
+def _error_body(refusal: Refusal) -> dict[str, str]:
+    return {"error": refusal.message}
 
-    def body(self, refusal: Refusal) -> dict[str, Any]:
-        """The body of a refusal."""
-        return {"error": refusal.message}
 
-    def event(self, refusal: Refusal) -> bytes:
-        """Empty: probes have no streams."""
-        return b""
+PROBE_ERRORS = ErrorStyle(_error_body, write_json)
 
 
 async def live(call: Call) -> None:
@@ -61,14 +57,13 @@ async def trace(call: Call) -> None:
 
 
 _LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TRACE_STEPS}}
-_PROBE_ERRORS = ProbeErrors()
 PROBES = (
-    Endpoint("GET", "/livez", live, _PROBE_ERRORS, "The server runs"),
-    Endpoint("GET", "/readyz", ready, _PROBE_ERRORS, "Requests are taken"),
-    Endpoint("GET", "/ping", live, _PROBE_ERRORS, "vLLM: the server runs"),
-    Endpoint("POST", "/ping", live, _PROBE_ERRORS, "vLLM: the server runs"),
-    Endpoint("GET", "/version", version, _PROBE_ERRORS, "The release"),
-    Endpoint("GET", "/trace", trace, _PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT,)),
+    Endpoint("GET", "/livez", live, PROBE_ERRORS, "The server runs"),
+    Endpoint("GET", "/readyz", ready, PROBE_ERRORS, "Requests are taken"),
+    Endpoint("GET", "/ping", live, PROBE_ERRORS, "vLLM: the server runs"),
+    Endpoint("POST", "/ping", live, PROBE_ERRORS, "vLLM: the server runs"),
+    Endpoint("GET", "/version", version, PROBE_ERRORS, "The release"),
+    Endpoint("GET", "/trace", trace, PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT,)),
 )
 
 
@@ -84,7 +79,7 @@ async def metrics(call: Call) -> None:
     await call.reply_data(200, data, media_type)
 
 
-METRICS = (Endpoint("GET", METRICS_PATH, metrics, _PROBE_ERRORS, "Prometheus metrics"),)
+METRICS = (Endpoint("GET", METRICS_PATH, metrics, PROBE_ERRORS, "Prometheus metrics"),)
 
 
 PATH = "/v1/experiments"
@@ -139,16 +134,15 @@ def _name(call: Call) -> str:
     return str(call.path_params["name"])
 
 
-_ERRORS = OpenAIErrors()
 _ONE = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
 _PLAN = {
     "required": True,
     "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}},
 }
 EXPERIMENTS = (
-    Endpoint("POST", PATH, start_experiment, _ERRORS, "Start an experiment", body=_PLAN),
-    Endpoint("GET", PATH, list_experiments, _ERRORS, "The experiments"),
-    Endpoint("GET", f"{PATH}/{{name}}", show_experiment, _ERRORS, "How an experiment stands", parameters=_ONE),
-    Endpoint("GET", f"{PATH}/{{name}}/report", show_report, _ERRORS, "An experiment's report", parameters=_ONE),
-    Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, _ERRORS, "Stop an experiment", parameters=_ONE),
+    Endpoint("POST", PATH, start_experiment, OPENAI_ERRORS, "Start an experiment", body=_PLAN),
+    Endpoint("GET", PATH, list_experiments, OPENAI_ERRORS, "The experiments"),
+    Endpoint("GET", f"{PATH}/{{name}}", show_experiment, OPENAI_ERRORS, "How an experiment stands", parameters=_ONE),
+    Endpoint("GET", f"{PATH}/{{name}}/report", show_report, OPENAI_ERRORS, "An experiment's report", parameters=_ONE),
+    Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, OPENAI_ERRORS, "Stop an experiment", parameters=_ONE),
 )

@@ -11,7 +11,7 @@ from server.auth.principal import current_caller
 from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError
 from server.http.ollama import alive
-from server.http.operator_endpoints import ProbeErrors
+from server.http.operator_endpoints import PROBE_ERRORS
 from server.request_fields import TEXT
 from server.served_model import Task
 
@@ -107,11 +107,10 @@ async def _send(call: Call, file: StaticFile, *more: tuple[bytes, bytes]) -> Non
         await call.reply_data(200, file.data, file.media_type, headers)
 
 
-_ERRORS = ProbeErrors()
 _NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
 PLAYGROUND = (
-    Endpoint("GET", "/", root, _ERRORS, "The playground, or that a server is there"),
-    Endpoint("GET", "/docs", docs, _ERRORS, "A viewer of /openapi.json"),
-    Endpoint("GET", "/page/info", info, _ERRORS, "What the engine is"),
-    Endpoint("GET", "/page/{name}", page_file, _ERRORS, "A file of the playground", parameters=(_NAME,)),
+    Endpoint("GET", "/", root, PROBE_ERRORS, "The playground, or that a server is there"),
+    Endpoint("GET", "/docs", docs, PROBE_ERRORS, "A viewer of /openapi.json"),
+    Endpoint("GET", "/page/info", info, PROBE_ERRORS, "What the engine is"),
+    Endpoint("GET", "/page/{name}", page_file, PROBE_ERRORS, "A file of the playground", parameters=(_NAME,)),
 )

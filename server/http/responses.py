@@ -22,7 +22,7 @@ from server.http.conversation import (
 )
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
-from server.http.openai_format import TOO_LONG, OpenAIErrors, extras, logprob_entries, set_logprobs
+from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
 from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
@@ -385,6 +385,6 @@ async def respond(call: Call) -> None:
 
 
 OPENAI_RESPONSES = (
-    Endpoint("POST", "/v1/responses", respond, OpenAIErrors(), "Answer in a conversation of items", RESPONSES_FIELDS,
+    Endpoint("POST", "/v1/responses", respond, OPENAI_ERRORS, "Answer in a conversation of items", RESPONSES_FIELDS,
              ("input",), task=Task.CHAT),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import specdec
 from server.http.call import Call, Endpoint
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.served_model import ServedModel
 
 PATH = "/v1/loads"
@@ -56,4 +56,4 @@ def _core(model: ServedModel) -> dict[str, Any]:
 _PARAMETERS = (
     {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Where several are served."},
 )  # fmt: skip
-SGLANG = (Endpoint("GET", PATH, loads, OpenAIErrors(), "SGLang: how busy the server is", parameters=_PARAMETERS),)
+SGLANG = (Endpoint("GET", PATH, loads, OPENAI_ERRORS, "SGLang: how busy the server is", parameters=_PARAMETERS),)

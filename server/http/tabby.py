@@ -16,7 +16,7 @@ from server.completion.service import Outcome
 from server.http.answering import whole_answer
 from server.http.call import Call, Endpoint
 from server.http.fields import COMMON, MODEL
-from server.http.openai_format import OpenAIErrors, extras
+from server.http.openai_format import OPENAI_ERRORS, extras
 from server.json_body import Body
 from server.request_fields import (
     NUMBER,
@@ -235,14 +235,13 @@ def _device(model: ServedModel) -> str:
     return "cuda" if model.info.kernels == "triton" else "cpu"
 
 
-_ERRORS = OpenAIErrors()
 _SELECT = {"name": "select_kind", "in": "query", "schema": TEXT}
 TABBY = (
-    Endpoint("POST", "/v1/completions", complete, _ERRORS, "Tabby: fill in the middle of a text", COMPLETION_FIELDS,
-             claims=is_tabbys, task=Task.FILL),
-    Endpoint("POST", "/v1/events", log_event, _ERRORS, "Tabby: what became of a suggestion", EVENT_FIELDS,
+    Endpoint("POST", "/v1/completions", complete, OPENAI_ERRORS, "Tabby: fill in the middle of a text",
+             COMPLETION_FIELDS, claims=is_tabbys, task=Task.FILL),
+    Endpoint("POST", "/v1/events", log_event, OPENAI_ERRORS, "Tabby: what became of a suggestion", EVENT_FIELDS,
              ("type", "completion_id"), parameters=(_SELECT,)),
-    Endpoint("GET", "/v1/health", health, _ERRORS, "Tabby: the model and the machine"),
-    Endpoint("POST", "/v1/health", health, _ERRORS, "Tabby: the model and the machine"),
-    Endpoint("GET", "/v1beta/server_setting", server_setting, _ERRORS, "Tabby: what clients are asked to do"),
+    Endpoint("GET", "/v1/health", health, OPENAI_ERRORS, "Tabby: the model and the machine"),
+    Endpoint("POST", "/v1/health", health, OPENAI_ERRORS, "Tabby: the model and the machine"),
+    Endpoint("GET", "/v1beta/server_setting", server_setting, OPENAI_ERRORS, "Tabby: what clients are asked to do"),
 )  # fmt: skip

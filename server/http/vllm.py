@@ -10,13 +10,12 @@ from server.http.call import Call, Endpoint
 from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.openai_chat import CHAT_FIELDS, parse_chat
 from server.http.openai_completions import COMPLETION_FIELDS, parse_completion
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.http.tool_use import read_tools
 from server.request_fields import Table, flag_field, text_field
 from server.served_model import Task
 from specdec.core.types import Request
 
-_ERRORS = OpenAIErrors()
 TOKENIZE_FIELDS: Table = (
     MODEL,
     text_field("prompt"),
@@ -69,9 +68,9 @@ async def tokenizer_info(call: Call) -> None:
 
 
 VLLM = (
-    Endpoint("POST", "/tokenize", tokenize, _ERRORS, "vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS,
+    Endpoint("POST", "/tokenize", tokenize, OPENAI_ERRORS, "vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS,
              claims=_is_vllms),
-    Endpoint("GET", "/tokenizer_info", tokenizer_info, _ERRORS, "vLLM: the names of special tokens"),
+    Endpoint("GET", "/tokenizer_info", tokenizer_info, OPENAI_ERRORS, "vLLM: the names of special tokens"),
 )  # fmt: skip
 
 
@@ -101,8 +100,8 @@ def _rendered(call: Call, request: Request) -> dict[str, Any]:
 
 
 RENDER = (
-    Endpoint("POST", "/v1/completions/render", render_completion, _ERRORS,
+    Endpoint("POST", "/v1/completions/render", render_completion, OPENAI_ERRORS,
              "vLLM: the prompts of a completion in tokens", COMPLETION_FIELDS, ("prompt",)),
-    Endpoint("POST", "/v1/chat/completions/render", render_chat, _ERRORS,
+    Endpoint("POST", "/v1/chat/completions/render", render_chat, OPENAI_ERRORS,
              "vLLM: the prompt of a conversation in tokens", CHAT_FIELDS, ("messages",), task=Task.CHAT),
 )  # fmt: skip

@@ -7,20 +7,11 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from server.http.app import build_app
-from server.http.call import Call, Endpoint
-from server.http.errors import Refusal
-from server.http.openai_format import OpenAIErrors
+from server.http.call import Call, Endpoint, ErrorStyle
+from server.http.openai_format import OPENAI_ERRORS
 from tests.server.http.calls import make_context
 
-
-class Plain:
-    """Refusals as one word."""
-
-    def body(self, refusal: Refusal) -> Any:
-        return refusal.reason
-
-    def event(self, refusal: Refusal) -> bytes:
-        return refusal.reason.encode()
+ONE_WORD = ErrorStyle(lambda refusal: refusal.reason, str.encode)
 
 
 def endpoint(name: str, method: str = "POST", **more: Any) -> Endpoint:
@@ -30,7 +21,7 @@ def endpoint(name: str, method: str = "POST", **more: Any) -> Endpoint:
             raise RuntimeError("a secret")
         await call.reply(200, {"by": name, "body": call.data if method == "POST" else None})
 
-    return Endpoint(method, "/x", answer, Plain() if name == "first" else OpenAIErrors(), name, **more)
+    return Endpoint(method, "/x", answer, ONE_WORD if name == "first" else OPENAI_ERRORS, name, **more)
 
 
 ENDPOINTS = [
@@ -65,7 +56,7 @@ def test_methods_of_one_path_may_belong_to_different_dialects() -> None:
     async def show(call: Call) -> None:
         await call.reply(200, {"by": "get"})
 
-    both = [endpoint("post"), Endpoint("GET", "/x", show, OpenAIErrors(), "get")]
+    both = [endpoint("post"), Endpoint("GET", "/x", show, OPENAI_ERRORS, "get")]
     with TestClient(build_app(make_context(), both)) as client:
         assert client.post("/x", json={}).json()["by"] == "post"
         assert client.get("/x").json()["by"] == "get"

@@ -9,7 +9,7 @@ import pytest
 
 from server.http.app import EndpointApp
 from server.http.call import Call, Endpoint
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from tests.server.http.calls import make_context
 
 
@@ -20,7 +20,7 @@ class Exchange:
         self.left, self.begun, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.sent: list[Any] = []
         self._read, self._stubborn = False, stubborn
-        endpoint = Endpoint("POST", "/x", self._answer, OpenAIErrors(), "")
+        endpoint = Endpoint("POST", "/x", self._answer, OPENAI_ERRORS, "")
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "query_string": b""}
         self.task = asyncio.create_task(EndpointApp([endpoint], make_context())(scope, self._receive, self._send))
 

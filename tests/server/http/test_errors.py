@@ -13,7 +13,7 @@ import pytest
 
 from server.errors import DeadlinePassedError, DrainingError, GenerationFailedError
 from server.http.errors import Refusal, refusal_of
-from server.http.openai_format import OpenAIErrors, finish_fields
+from server.http.openai_format import OPENAI_ERRORS, finish_fields
 from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.fake_engine import FINGERPRINT
@@ -259,7 +259,7 @@ def test_error_messages_stay_short(caplog: pytest.LogCaptureFixture) -> None:
     assert refusal.violations[0].field == "f0"
     assert refusal_of(ValueError("a secret"), {}) == Refusal(500, "INTERNAL", "internal error; see the server's log")
     assert "a secret" in caplog.text
-    assert "errors" not in OpenAIErrors().body(Refusal(500, "X", "y"))["error"]
+    assert "errors" not in OPENAI_ERRORS.body(Refusal(500, "X", "y"))["error"]
 
 
 def test_finish_reasons() -> None:

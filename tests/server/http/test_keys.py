@@ -21,7 +21,7 @@ from server.errors import (
 )
 from server.http.app import ENDPOINTS
 from server.http.errors import refusal_of
-from server.http.openai_format import OpenAIErrors
+from server.http.openai_format import OPENAI_ERRORS
 from server.serving import Serving
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
@@ -215,6 +215,6 @@ def test_every_authentication_error_has_a_status() -> None:
         (SupersededError(), 409, "invalid_request_error"),
     ):  # fmt: skip
         refusal = refusal_of(error, {})
-        assert (refusal.status, OpenAIErrors().body(refusal)["error"]["type"]) == (status, kind)
+        assert (refusal.status, OPENAI_ERRORS.body(refusal)["error"]["type"]) == (status, kind)
         assert (b"retry-after" in dict(refusal.headers)) == (status == 429)
         assert (b"www-authenticate" in dict(refusal.headers)) == (status == 401)
