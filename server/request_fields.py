@@ -41,12 +41,6 @@ NO_PROMPT = (0,)
 """Replaces a prompt that is wrong or missing, so that all other fields are still checked."""
 
 
-def prompt_to_check(ids: tuple[int, ...], body: Body) -> tuple[int, ...]:
-    """The prompt for `check_requests`: ``ids``, or `NO_PROMPT` if a field is wrong and there are none. The check
-    refuses an empty prompt."""
-    return ids or (NO_PROMPT if body.violations.found else ())
-
-
 MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that are looked up, and the characters of each
 Record = TypeVar("Record")
 

@@ -42,12 +42,10 @@ from server.request_fields import (
     object_field,
     param_field,
     param_fields,
-    prompt_to_check,
     with_fields,
 )
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, StoppingParams
-from specdec.engine.validation import check_requests
 
 _PART = with_fields(
     {
@@ -118,8 +116,7 @@ async def parse_messages(call: Call) -> MessagesRequest:
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     use_tools(body, fields, tools, call.model.tokenizer.loaded)
-    request = fields.request(f"msg_{call.request_id}", prompt_to_check(ids, body))
-    check_requests([request], call.model.info, body.violations)
+    request = call.checked_request(f"msg_{call.request_id}", body, fields, ids)
     return MessagesRequest(request, fields.own["stream"], tools)
 
 

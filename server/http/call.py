@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -29,8 +29,10 @@ from server.json_body import (
     write_json,
 )
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
-from server.request_fields import schemas, with_fields
+from server.request_fields import NO_PROMPT, schemas, with_fields
 from server.served_model import Models, ServedModel, Task
+from specdec.core.types import Request
+from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 
@@ -166,6 +168,21 @@ class Call:
             engine["prediction_ids"] = tuple(await model.tokenizer.encode(prediction, add_special=False))
         self.holds_headers = holds(hold, model.hold_headers)
         return body, fields
+
+    def checked_request(
+        self, request_id: str, body: Body, fields: RequestFields, ids: tuple[int, ...], ends: Iterable[int] = ()
+    ) -> Request:
+        """The request for the prompt ``ids``. Without a prompt, the other fields of a wrong body are still checked.
+
+        ends: further token ids to stop at.
+
+        Raises:
+            RequestError: it cannot be served; the error names every bad field.
+        """
+        prompt = ids or (NO_PROMPT if body.violations.found else ())
+        request = fields.request(request_id, prompt, ends)
+        check_requests([request], self.model.info, body.violations)
+        return request
 
     async def read(self) -> None:
         """Receive the body.

@@ -30,7 +30,6 @@ from server.request_fields import (
     is_token_id,
     listed,
     param_field,
-    prompt_to_check,
     read_grammar,
     text_field,
     with_fields,
@@ -233,10 +232,7 @@ async def parse_completion(call: Call) -> LlamaRequest:
     body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, call.model)
-    request = fields.request(f"cmpl-{call.request_id}", prompt_to_check(ids, body))
-    parsed = _parsed(call, fields, request)
-    check_requests([request], call.model.info, body.violations)
-    return parsed
+    return _parsed(call, fields, call.checked_request(f"cmpl-{call.request_id}", body, fields, ids))
 
 
 async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
@@ -275,9 +271,8 @@ async def parse_infill(call: Call) -> LlamaRequest:
     options = CompletionOptions(fields.request("", ()), ttft_ms=fields.own.get("ttft_ms"), dedent=False)
     body.violations.raise_if_any()
     request = await call.model.completion.maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
-    parsed = _parsed(call, fields, request)
     check_requests([request], call.model.info, body.violations)
-    return parsed
+    return _parsed(call, fields, request)
 
 
 def _time(given: Any) -> int:

@@ -42,7 +42,6 @@ from server.request_fields import (
     listed,
     object_field,
     param_field,
-    prompt_to_check,
     read_grammar,
     text_field,
     with_fields,
@@ -61,7 +60,6 @@ from specdec.core.types import (
     SamplingParams,
     TokenLogprobs,
 )
-from specdec.engine.validation import check_requests
 from specdec.errors import InvalidRequestError
 from specdec.models.fim import TEMPLATES
 
@@ -273,8 +271,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
     body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
     prompt = PromptFields(body, fields)
     ids, ends = await prompt.encode(call.model, fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM)
-    request = fields.request(f"ollama-{call.request_id}", prompt_to_check(ids, body), ends)
-    check_requests([request], call.model.info, body.violations)
+    request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids, ends)
     asked = None if prompt.is_empty else request
     return OllamaRequest(model, asked, fields.own["stream"], call.notes(), context=not prompt.is_raw)
 
@@ -296,8 +293,7 @@ async def parse_chat(call: Call) -> OllamaRequest:
     if not empty and not body.violations.found:
         ids = await read_conversation(body, call.model, tools, continues=True)
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"ollama-{call.request_id}", prompt_to_check(ids, body))
-    check_requests([request], call.model.info, body.violations)
+    request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
     return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)
 
 

@@ -26,9 +26,8 @@ from server.http.openai_format import (
 from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
-from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields, prompt_to_check
+from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
-from specdec.engine.validation import check_requests
 
 CHAT_FIELDS: Table = (
     *SHARED,
@@ -67,10 +66,9 @@ async def parse_chat(call: Call) -> ChatRequest:
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"chatcmpl-{call.request_id}", prompt_to_check(ids, body))
-    if tools is not None and request.resume is not None:
+    if tools is not None and "resume" in fields.engine:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
-    check_requests([request], call.model.info, body.violations)
+    request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
     streaming = replace(streaming, is_mistral="mistral" in call.header("user-agent"))
     return ChatRequest(request, streaming, tools, fields.own["return_token_ids"])

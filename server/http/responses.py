@@ -40,13 +40,11 @@ from server.request_fields import (
     listed,
     object_field,
     param_field,
-    prompt_to_check,
     text_field,
     with_fields,
 )
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, OutputParams, Request, RequestEvent, StoppingParams
-from specdec.engine.validation import check_requests
 
 LOGPROBS = "message.output_text.logprobs"
 _ITEM = with_fields(
@@ -140,9 +138,8 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     if wanted and tools is not None:
         body.refuse("include", f'"{LOGPROBS}" goes without tools')
     use_tools(body, fields, tools, tokenizer)
-    request = fields.request(f"resp_{call.request_id}", prompt_to_check(ids, body))
-    echo = _echo(body, fields, request)
-    check_requests([request], call.model.info, body.violations)
+    echo = _echo(body, fields)
+    request = call.checked_request(f"resp_{call.request_id}", body, fields, ids)
     return ResponsesRequest(request, fields.own["stream"], tools, echo)
 
 
@@ -209,19 +206,15 @@ def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     return read_tools(Body(same, body.violations, body.names), tokenizer)
 
 
-def _echo(body: Body, fields: RequestFields, request: Request) -> dict[str, Any]:
+def _echo(body: Body, fields: RequestFields) -> dict[str, Any]:
     """What the answer repeats of the body."""
     return {
         "instructions": fields.own.get("instructions"),
-        "max_output_tokens": request.stopping.max_tokens,
         "metadata": body.value("metadata") or {},
         "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
-        "temperature": request.sampling.temperature,
         "text": body.value("text") or {"format": {"type": "text"}},
         "tool_choice": body.value("tool_choice") or "auto",
         "tools": body.raw("tools") or [],
-        "top_logprobs": request.output.logprobs or 0,
-        "top_p": request.sampling.top_p,
         "user": fields.own.get("user"),
     }
 
@@ -242,6 +235,7 @@ def usage(totals: Totals) -> dict[str, Any]:
 
 def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
     """The fields of an answer that has only begun."""
+    request = parsed.request
     return {
         "id": f"resp_{call.request_id}",
         "object": "response",
@@ -250,11 +244,15 @@ def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
         "background": False,
         "error": None,
         "incomplete_details": None,
+        "max_output_tokens": request.stopping.max_tokens,
         "model": call.model.name,
         "output": [],
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "store": False,
+        "temperature": request.sampling.temperature,
+        "top_logprobs": request.output.logprobs or 0,
+        "top_p": request.sampling.top_p,
         "truncation": "disabled",
         "usage": None,
         **parsed.echo,
