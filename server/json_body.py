@@ -212,7 +212,7 @@ class Body:
         return Body(value, self.violations, self.names, f"{self.path(name)}.")
 
     def objects(self, name: str, limit: int = MAX_OBJECTS) -> list[Body]:
-        """A list of at most ``limit`` objects, to be read in turn."""
+        """A list of at most ``limit`` objects, to be read in turn, which are nested no deeper than a `value`."""
         value = self._data.get(name)
         if value is None:
             return []
@@ -221,6 +221,8 @@ class Body:
             return []
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.refuse(name, "must be a list of objects")
+            return []
+        if self.value(name) is None:
             return []
         return [Body(item, self.violations, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(value)]
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
-
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.conversation import (
@@ -25,6 +23,7 @@ from server.http.conversation import (
 from server.http.errors import Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, encode_messages
 from server.http.openai_format import extras
+from server.http.tool_calls import as_object
 from server.http.tool_use import ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
@@ -127,7 +126,6 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
-    model = call.model
     call.field_names["prompt"] = "messages"
     conversation = Conversation()
     if body.has("system") and (text := read_text(body, "system", _TEXT)):
@@ -136,16 +134,11 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     if body.violations.found:
         return ()
     beginning = conversation.take_beginning()
-    ids = await encode_messages(body, model, conversation.messages, tools)
-    if beginning:
-        ids += tuple(await model.tokenizer.encode(beginning, add_special=False))
-    return ids
+    return await encode_messages(body, call.model, conversation.messages, tools, beginning)
 
 
 def _read_turns(body: Body, conversation: Conversation) -> None:
     given = body.objects("messages")
-    if given:
-        body.value("messages")  # refuses values nested too deep
     if not given and body.raw("messages") in (None, []):
         body.refuse("messages", "must hold at least one message")
     for message in given:
@@ -246,15 +239,10 @@ def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: Tok
 
 
 def content_block(block: Block) -> dict[str, Any]:
-    """One block of an answer in one piece. The arguments of a call must be an object, so other JSON is wrapped."""
+    """One block of an answer in one piece."""
     if block.call is None:
         return {"type": "text", "text": block.text}
-    try:
-        given = orjson.loads(block.text)
-    except orjson.JSONDecodeError:
-        given = block.text
-    arguments = given if isinstance(given, dict) else {"value": given}
-    return {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": arguments}
+    return {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": as_object(block.text)}
 
 
 def message_head(call: Call) -> dict[str, Any]:

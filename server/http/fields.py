@@ -61,8 +61,7 @@ async def read_conversation(
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
-    given = body.objects("messages")
-    messages = body.value("messages") if given else body.raw("messages")
+    given, messages = body.objects("messages"), body.raw("messages")
     if not given:
         if messages is None or messages == []:
             body.refuse("messages", "must hold at least one message")
@@ -71,15 +70,14 @@ async def read_conversation(
     for message in given:
         if not message.text("role"):
             message.refuse("role", "must be a string that is not empty")
-    if len(body.violations.found) > n_known or not isinstance(messages, list):
+    if len(body.violations.found) > n_known:
         return ()
     beginning, last = "", messages[-1]
     is_begun = last.get("prefix") is True or (continues and not last.get("tool_calls"))  # Mistral, DeepSeek; Ollama
     if is_begun and last["role"] == "assistant" and add_generation_prompt:
         beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
         messages = messages[:-1]
-    ids = await encode_messages(body, model, messages, tools, add_generation_prompt=add_generation_prompt)
-    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else ids
+    return await encode_messages(body, model, messages, tools, beginning, add_generation_prompt=add_generation_prompt)
 
 
 async def encode_messages(
@@ -87,20 +85,22 @@ async def encode_messages(
     model: ServedModel,
     messages: list[dict[str, Any]],
     tools: ToolUse | None,
+    beginning: str = "",
     *,
     add_generation_prompt: bool = True,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, as `read_conversation` returns them.
+    """Token ids of ``messages`` and of the answer's ``beginning``, as `read_conversation` returns them.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
+    known = None if tools is None else tools.tools
     try:
-        known = None if tools is None else tools.tools
-        return tuple(await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
+        ids = await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt)
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
+    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else tuple(ids)
 
 
 MODEL = text_field("model", "None, or the one served.")

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from server.embedding import EmbeddingCall, check_count, embedded_ids
@@ -22,7 +21,7 @@ from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation
 from server.http.openai_format import extras, logprob_entries, set_logprobs
-from server.http.tool_calls import Part, ToolCall
+from server.http.tool_calls import Part, ToolCall, as_object
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields, write_line
@@ -311,13 +310,8 @@ def message(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call must be an object, so other JSON is wrapped."""
-    try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = call.arguments
-    named = arguments if isinstance(arguments, dict) else {"value": arguments}
-    return {"id": call.call_id, "function": {"index": call.index, "name": call.name, "arguments": named}}
+    function = {"index": call.index, "name": call.name, "arguments": as_object(call.arguments)}
+    return {"id": call.call_id, "function": function}
 
 
 def response(parts: Sequence[Part]) -> dict[str, Any]:

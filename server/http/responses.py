@@ -161,10 +161,8 @@ def _read_input(body: Body, fields: RequestFields) -> Conversation:
     if isinstance(given, str):
         conversation.say("user", given)
     elif isinstance(given, list) and given:
-        items = body.objects("input")
-        if items and body.value("input") is not None:  # is not nested too deep
-            for item in items:
-                _read_item(item, conversation)
+        for item in body.objects("input"):
+            _read_item(item, conversation)
     else:
         body.refuse("input", "must be text, or a list of at least one item")
     return conversation

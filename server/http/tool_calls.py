@@ -53,6 +53,15 @@ class ToolCall:
     arguments: str  # JSON
 
 
+def as_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call, for dialects in which they are an object: anything else is wrapped in one."""
+    try:
+        found = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        found = arguments
+    return found if isinstance(found, dict) else {"value": found}
+
+
 Part = str | CallBegin | CallArguments | CallEnd | ToolCall
 
 

@@ -23,7 +23,6 @@ _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
 NAME_RULE = (
     f"must be at most {MAX_NAME} characters, no white space, quotes, backslashes, angle, square or curly brackets"
 )
-_CHOICES = {"auto", "none", "required", "any"}  # the last is Mistral's word for "required"
 _CHOICE_RULE = 'must be "auto", "none", "required" or {"type": "function", "function": {"name": "..."}}'
 
 
@@ -41,12 +40,6 @@ class ToolUse:
         """The names of all tools."""
         return tuple(tool["function"]["name"] for tool in self.tools)
 
-    @property
-    def bound(self) -> list[dict[str, Any]]:
-        """The functions whose arguments follow their schemas if there is a grammar."""
-        functions = [tool["function"] for tool in self.tools]
-        return [each for each in functions if each["name"] in self.required or each.get("strict") is True]
-
     def parser(self, *, whole: bool = False) -> ToolCallParser:
         """A parser of one sample. whole: a call comes in one piece."""
         return ToolCallParser(self.form, self.names, None if self.parallel else 1, whole=whole)
@@ -63,7 +56,8 @@ class ToolUse:
         """
         functions = [tool["function"] for tool in self.tools]
         free = not self.required
-        if free and answer is None and not (self.form in MARKED and any(each.get("strict") for each in functions)):
+        is_marked = self.form is not ToolForm.LLAMA  # the grammar knows by the mark where free text ends
+        if free and answer is None and not (is_marked and any(each.get("strict") for each in functions)):
             return None
         callable_ = [function for function in functions if free or function["name"] in self.required]
         # Llama's templates refuse to write down a message with two calls.
@@ -84,7 +78,7 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
     n_known = len(body.violations.found)
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
-    tools: list[dict[str, Any]] = body.value("tools") if names else []
+    tools: list[dict[str, Any]] = body.raw("tools") if names else []
     check_names(body, names, "tools", "function.name")
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
     required: tuple[str, ...] | None
@@ -105,7 +99,7 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
     """Set the grammar that calls must match, and whether the text shows the special tokens that mark calls."""
     if tools is None or body.violations.found:  # among them schemas that are nested too deep to go on with
         return
-    if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS.get(tools.form, ())):
+    if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS[tools.form]):
         fields.engine["output.skip_special_tokens"] = False
     given: GrammarParams | None = fields.engine.get(GRAMMAR_FIELD)
     answer = None if given is None else _answer_schema(given)
@@ -118,8 +112,9 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
-        for function in tools.bound:
-            if warning := lenient(closed(function.get("parameters") or {}))[1]:
+        for function in (tool["function"] for tool in tools.tools):
+            is_bound = function["name"] in tools.required or function.get("strict") is True  # to its schema
+            if is_bound and (warning := lenient(closed(function.get("parameters") or {}))[1]):
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
         fields.engine[GRAMMAR_FIELD] = grammar
 
@@ -175,19 +170,15 @@ def _read_choice(body: Body, names: Sequence[str]) -> tuple[str, ...] | None:
         return None
     if choice is None or choice == "auto":
         return ()
-    if not isinstance(choice, dict):
-        if not isinstance(choice, str) or choice not in _CHOICES:
-            body.refuse("tool_choice", _CHOICE_RULE)
-        elif not names:
-            body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
-        return tuple(names)
-    given = body.object("tool_choice")
+    given = body.object("tool_choice") if isinstance(choice, dict) else None
     function = None if given is None or given.raw("type") != "function" else given.object("function")
     name = None if function is None else function.text("name")
-    if function is None or not name:
+    if not name and choice not in ("required", "any"):  # the latter is Mistral's word for the former
         body.refuse("tool_choice", _CHOICE_RULE)
     elif not names:
         body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
+    elif function is None or not name:
+        return tuple(names)
     elif name not in names:
         function.refuse("name", f"{name} is none of the tools: {', '.join(filter(None, names))}")
     else:
@@ -317,8 +308,6 @@ _AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
     ToolForm.MISTRAL: ("[TOOL_CALLS]", "[", "]", ", "),
     ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "", "[TOOL_CALLS]"),
 }
-MARKED = frozenset(form for form, (mark, *_) in _AROUND.items() if mark)
-"""Forms whose calls begin with a mark, which `tool_grammar` needs if ``free``."""
 
 
 def _call(form: ToolForm, name: str) -> tuple[str, str]:
