@@ -41,24 +41,19 @@ class TokenBucket:
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._level, self._at = self._capacity, now
-
-    @property
-    def per_minute(self) -> float:
-        """Units added per minute."""
-        return self._per_minute
 
     def change(self, per_minute: float, now: float) -> None:
         """Change the rate; an overdraft remains."""
         self._fill(now)
-        self._per_minute = per_minute
+        self.per_minute = per_minute
         self._level = min(self._level, self._capacity)
 
     def wait_s(self, now: float) -> float:
         """Seconds until something may be taken again."""
         self._fill(now)
-        return max(0.0, 1.0 - self._level) * 60.0 / self._per_minute
+        return max(0.0, 1.0 - self._level) * 60.0 / self.per_minute
 
     def take(self, amount: float, now: float) -> None:
         """Take ``amount``, even if the bucket holds less."""
@@ -67,10 +62,10 @@ class TokenBucket:
 
     @property
     def _capacity(self) -> float:
-        return max(1.0, self._per_minute)
+        return max(1.0, self.per_minute)
 
     def _fill(self, now: float) -> None:
-        self._level = min(self._capacity, self._level + (now - self._at) * self._per_minute / 60.0)
+        self._level = min(self._capacity, self._level + (now - self._at) * self.per_minute / 60.0)
         self._at = now
 
 

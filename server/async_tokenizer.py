@@ -34,17 +34,6 @@ class TextTooLongError(PromptTooLongError):
         self.args = (f"prompt has at least {got} tokens, the limit is {limit}; shorten the prompt",)
 
 
-def check_length(characters: int, longest_token: int, max_context: int) -> None:
-    """Refuse a text that cannot fit into the context.
-
-    Raises:
-        TextTooLongError: it has too many tokens even if all are as long as the vocabulary's longest.
-    """
-    least = -(-characters // max(1, longest_token))
-    if characters > LARGE_CHARACTERS and least > max_context - 1:
-        raise TextTooLongError(max_context - 1, least)
-
-
 def text_length(value: Any) -> int:
     """Characters of all strings in a JSON value."""
     total, left = 0, [value]
@@ -187,6 +176,8 @@ class AsyncTokenizer:
         """Run ``work``, which encodes ``characters`` characters."""
         if characters <= LARGE_CHARACTERS:
             return await asyncio.to_thread(work)
-        check_length(characters, self.loaded.longest_token, self._info().max_context)
+        least, limit = -(-characters // max(1, self.loaded.longest_token)), self._info().max_context - 1
+        if least > limit:
+            raise TextTooLongError(limit, least)
         self._admission.check_rate(current_caller())
         return await self._large.run(characters, work)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from specdec.core.types import RequestEvent, Started
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import InvalidRequestError
 
 HOLD_HEADER = "x-specdec-hold-headers"
 _VALUES = {"1": True, "0": False}
@@ -25,9 +25,7 @@ def holds(asked: str, default: bool) -> bool:
     """
     found = _VALUES.get(asked, default if not asked else None)
     if found is None:
-        raise InvalidRequestError(
-            [FieldViolation(HOLD_HEADER, "must be 1 to delay headers until the first token, or 0")]
-        )
+        raise InvalidRequestError.of(HOLD_HEADER, "must be 1 to delay headers until the first token, or 0")
     return found
 
 

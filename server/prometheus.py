@@ -85,16 +85,6 @@ STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configurati
 _OURS = Families("specdec_")
 
 
-def model_families(now: Snapshot) -> Iterator[Metric]:
-    """Every family of a model; docs/operations.md lists them."""
-    yield from _engine(now)
-    yield from _steps(now)
-    yield from _requests(now)
-    yield from _tokens(now)
-    yield from _speculation(now)
-    yield from _latencies(now)
-
-
 def _engine(now: Snapshot) -> Iterator[Metric]:
     load = now.load
     yield _OURS.gauge("engine_ready", "1 while the engine accepts requests.", now.ready)
@@ -303,12 +293,13 @@ class ModelMetrics:
         self._process = ProcessCollector("specdec_engine", lambda: client.engine.pid or "none", registry=None)
 
     def families(self) -> Iterator[Metric]:
-        """All families at one moment."""
+        """All families at one moment; docs/operations.md lists them."""
         engine = self._client.engine
         info = engine.info if engine.is_known else None
         ready = engine.state == EngineState.READY
         now = Snapshot(self._metrics, engine.load, info, ready, engine.restarts, self._client.in_flight)
-        yield from model_families(now)
+        for part in (_engine, _steps, _requests, _tokens, _speculation, _latencies):
+            yield from part(now)
         if engine.cache_feed is not None:
             yield from _kv_events(engine.cache_feed.counts)
         yield from self._process.collect()

@@ -188,10 +188,6 @@ class RequestStream:
             self._cut = self._cut or item.reason is FinishReason.ABORTED
         return item
 
-    async def aclose(self) -> None:
-        """Same as `close`; called by `contextlib.aclosing`."""
-        self.close()
-
     async def __aenter__(self) -> RequestStream:
         return self
 

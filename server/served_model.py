@@ -77,20 +77,10 @@ class DrainGate:
     """Every call that generates runs inside `enter`, so that a shutdown can wait for it."""
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._closed = False
+        self.inside = 0  # calls that run
+        self.is_closed = False  # a shutdown has begun
         self._empty = asyncio.Event()
         self._empty.set()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether a shutdown has begun."""
-        return self._closed
-
-    @property
-    def inside(self) -> int:
-        """Calls that run."""
-        return self._inside
 
     @contextmanager
     def enter(self) -> Iterator[None]:
@@ -99,20 +89,20 @@ class DrainGate:
         Raises:
             DrainingError: the gate is closed.
         """
-        if self._closed:
+        if self.is_closed:
             raise DrainingError
-        self._inside += 1
+        self.inside += 1
         self._empty.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if self._inside == 0:
+            self.inside -= 1
+            if self.inside == 0:
                 self._empty.set()
 
     def close(self) -> None:
         """Refuse further calls."""
-        self._closed = True
+        self.is_closed = True
 
     async def drain(self, timeout_s: float) -> int:
         """Close, wait up to ``timeout_s`` seconds until no call runs, and return how many still do."""
@@ -120,7 +110,7 @@ class DrainGate:
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except TimeoutError:
-            return self._inside
+            return self.inside
         return 0
 
 

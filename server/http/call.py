@@ -58,7 +58,8 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._raw, self._cost = b"", ParsingCost()
+        self.content = b""  # the body, once it is read
+        self._cost = ParsingCost()
         self._invalid: InvalidRequestError | None = None  # why a large body is refused
         self._request_id = ""
         self.server = server
@@ -124,12 +125,7 @@ class Call:
         if self._invalid is not None:
             raise self._invalid
         self._cost.check()
-        return read_object(self._raw)
-
-    @property
-    def content(self) -> bytes:
-        """The body's bytes."""
-        return self._raw
+        return read_object(self.content)
 
     def notes(self) -> dict[str, Any]:
         """Further fields of the answer: ``warnings``, if parts of the body have no effect, or another than expected."""
@@ -213,11 +209,11 @@ class Call:
         if size and coding not in ("", "identity"):
             raise BodyCodingError(coding)
         if size <= LARGE_BYTES:
-            self._raw = b"".join(pieces)
+            self.content = b"".join(pieces)
             return
         async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
             await asyncio.sleep(0)
-            self._raw = b"".join(pieces)
+            self.content = b"".join(pieces)
             await asyncio.sleep(0)
             try:
                 _ = self.data

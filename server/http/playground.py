@@ -33,12 +33,11 @@ class StaticFile:
 
 def load_files() -> Mapping[str, StaticFile]:
     """Every file of the playground, by name."""
-    return {name: _load_file(name, media_type) for name, media_type in _TYPES.items()}
-
-
-def _load_file(name: str, media_type: bytes) -> StaticFile:
-    data = (files("server.playground") / "static" / name).read_bytes()
-    return StaticFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
+    found = {}
+    for name, media_type in _TYPES.items():
+        data = (files("server.playground") / "static" / name).read_bytes()
+        found[name] = StaticFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
+    return found
 
 
 _FILES = load_files()

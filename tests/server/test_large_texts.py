@@ -9,7 +9,9 @@ import re
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,9 +19,9 @@ import pytest
 from server.async_tokenizer import (
     LARGE_CHARACTERS,
     MOST_CHARACTERS,
+    AsyncTokenizer,
     LargeTexts,
     TextTooLongError,
-    check_length,
     text_length,
 )
 from server.http import call as http_call
@@ -117,12 +119,20 @@ async def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPat
     assert lowered == [10]
 
 
-def test_lengths() -> None:
+async def test_lengths() -> None:
     assert text_length([{"a": ["bc", 1, None]}, "def", [[("g",)]]]) == 6
-    check_length(LARGE_CHARACTERS, 1, 2)
-    check_length(LARGE_CHARACTERS * 4, 64, 1025)
+
+    async def encode(characters: int, longest_token: int, max_context: int) -> None:
+        info: Any = SimpleNamespace(max_context=max_context)
+        tokenizer = AsyncTokenizer(lambda: info, Mock())
+        tokenizer.load(Mock(longest_token=longest_token))
+        await tokenizer.encode("x" * characters)
+        tokenizer.close()
+
+    await encode(LARGE_CHARACTERS, 1, 2)
+    await encode(LARGE_CHARACTERS * 4, 64, 1025)
     with pytest.raises(TextTooLongError, match="at least 1025 tokens, the limit is 1024") as refused:
-        check_length(LARGE_CHARACTERS * 4 + 1, 64, 1025)
+        await encode(LARGE_CHARACTERS * 4 + 1, 64, 1025)
     assert (refused.value.limit, refused.value.got) == (1024, 1025)
 
 
