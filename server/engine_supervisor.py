@@ -45,44 +45,6 @@ class EngineState(StrEnum):
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
-class StateFeed:
-    """The current state, and queues that receive its changes."""
-
-    def __init__(self) -> None:
-        self._state = EngineState.LOADING
-        self._watchers: list[asyncio.Queue[EngineState]] = []
-
-    @property
-    def state(self) -> EngineState:
-        """The current state."""
-        return self._state
-
-    def become(self, state: EngineState) -> None:
-        """Change the state, unless it is final."""
-        if state == self._state or self._state.is_final:
-            return
-        self._state = state
-        for watcher in self._watchers:
-            watcher.put_nowait(state)
-
-    def watch(self) -> asyncio.Queue[EngineState]:
-        """A queue that holds the current state and receives every later one."""
-        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
-        watcher.put_nowait(self._state)
-        self._watchers.append(watcher)
-        return watcher
-
-    async def wait_for(self, *states: EngineState) -> EngineState:
-        """Wait until the state is one of ``states`` or final, and return it."""
-        watcher = self.watch()
-        try:
-            while (state := await watcher.get()) not in states and not state.is_final:
-                pass
-            return state
-        finally:
-            self._watchers.remove(watcher)
-
-
 class RestartPolicy:
     """When the engine is restarted: after a death, or after ``silent_s`` seconds without a frame.
 
@@ -287,6 +249,8 @@ class EngineSupervisor:
 
     listener: EngineListener
     config: EngineConfig  # of the next start
+    state: EngineState
+    load: EngineLoad  # in the engine's last heartbeat; zeros before the first one
 
     def __init__(
         self,
@@ -304,21 +268,17 @@ class EngineSupervisor:
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
         self._policy = policy or RestartPolicy()
-        self._states = StateFeed()
+        self.state = EngineState.LOADING
+        self._watchers: list[asyncio.Queue[EngineState]] = []
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
-        self._load = EngineLoad()
+        self.load = EngineLoad()
         self._failure = ""
         self._last_words: tuple[bool, str] | None = None  # whether it refused to start, and the message
         self._ready_at: float | None = None  # monotonic seconds
         self._start_at = 0.0  # of this start or the next one, in monotonic seconds
         self._start_s = 0.0  # from the last start to READY
-
-    @property
-    def state(self) -> EngineState:
-        """The process's state."""
-        return self._states.state
 
     @property
     def pid(self) -> int | None:
@@ -328,7 +288,7 @@ class EngineSupervisor:
     @property
     def is_ready(self) -> bool:
         """Whether requests can be sent."""
-        return self.state == EngineState.READY and self._child is not None
+        return self.state == EngineState.READY
 
     @property
     def is_known(self) -> bool:
@@ -358,11 +318,6 @@ class EngineSupervisor:
         # Mapped file pages count as free memory, so they are not subtracted.
         return max(0, self._info.memory_bytes - (taken.rss - taken.shared))
 
-    @property
-    def load(self) -> EngineLoad:
-        """The load in the engine's last heartbeat; zeros before the first one."""
-        return self._load
-
     def adopt(self, info: EngineInfo, config: EngineConfig) -> None:
         """Record that the running engine was changed; restarts use ``config`` too, until one refuses its draft."""
         self._info, self.config = info, config
@@ -381,7 +336,10 @@ class EngineSupervisor:
 
     def watch(self) -> asyncio.Queue[EngineState]:
         """A queue that holds the current state and receives every later one."""
-        return self._states.watch()
+        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
+        watcher.put_nowait(self.state)
+        self._watchers.append(watcher)
+        return watcher
 
     async def start(self) -> None:
         """Start the process and its supervision; returns before it is ready."""
@@ -393,20 +351,38 @@ class EngineSupervisor:
         Raises:
             EngineStartError: it will not be.
         """
-        if await self._states.wait_for(EngineState.READY) != EngineState.READY:
+        if await self._wait_for(EngineState.READY) != EngineState.READY:
             raise EngineStartError(self._failure or "the engine was closed")
         return self.info
 
     async def wait_failed(self) -> str:
         """Wait until the engine has failed for good or was closed, and return why (empty when closed)."""
-        await self._states.wait_for()
+        await self._wait_for()
         return self._failure
+
+    async def _wait_for(self, *states: EngineState) -> EngineState:
+        """Wait until the state is one of ``states`` or final, and return it."""
+        watcher = self.watch()
+        try:
+            while (state := await watcher.get()) not in states and not state.is_final:
+                pass
+            return state
+        finally:
+            self._watchers.remove(watcher)
+
+    def _become(self, state: EngineState) -> None:
+        """Change the state, unless it is final."""
+        if state == self.state or self.state.is_final:
+            return
+        self.state = state
+        for watcher in self._watchers:
+            watcher.put_nowait(state)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the process and every call. at_once: without letting it finish its step."""
         # A loading process does not read commands yet, so asking it to close is pointless.
-        grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY and not at_once else 0.0
-        self._states.become(EngineState.CLOSED)
+        grace_s = _CLOSE_GRACE_S if self.is_ready and not at_once else 0.0
+        self._become(EngineState.CLOSED)
         self.listener.on_lost(EngineDeadError("the server stopped"))
         if self._child is not None:
             await self._child.close(grace_s)
@@ -439,7 +415,7 @@ class EngineSupervisor:
 
     async def _one_life(self) -> float | None:
         """One run of the process. Returns seconds to wait before the next one; None: there is none."""
-        self._last_words, self._ready_at, self._load = None, None, EngineLoad()
+        self._last_words, self._ready_at, self.load = None, None, EngineLoad()
         self._start_at = time.monotonic()
         config = self.config
         if self._spare is not None:
@@ -468,7 +444,7 @@ class EngineSupervisor:
         if self.state == EngineState.CLOSED:
             return None
         if self._info is not None:
-            self._states.become(EngineState.RESTARTING)
+            self._become(EngineState.RESTARTING)
         ready_for = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
         delay = self._policy.after_death(ready_for)
         self._start_at = time.monotonic() + (delay or 0.0)
@@ -504,14 +480,14 @@ class EngineSupervisor:
 
     def _give_up(self, why: str) -> None:
         self._failure = why
-        self._states.become(EngineState.FAILED)
+        self._become(EngineState.FAILED)
         self.listener.on_lost(self.unavailable())
 
     def _take(self, frame: list[Any]) -> None:
         kind, *rest = frame
         match kind:
             case Frame.ALIVE:
-                self._load = unpack(EngineLoad, rest[0])
+                self.load = unpack(EngineLoad, rest[0])
             case Frame.KV_EVENTS:
                 if self.cache_feed is not None:
                     self.cache_feed.publish(rest[0])
@@ -523,7 +499,7 @@ class EngineSupervisor:
                 self._start_s = self._ready_at - self._start_at
                 if self.cache_feed is not None:
                     self.cache_feed.cleared()
-                self._states.become(EngineState.READY)
+                self._become(EngineState.READY)
             case Frame.DIED:
                 self._last_words = (rest[0], rest[1])
             case _:

@@ -14,7 +14,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient
-from server.engine_supervisor import EngineState
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
 
@@ -296,8 +295,7 @@ class ModelMetrics:
         """All families at one moment; docs/operations.md lists them."""
         engine = self._client.engine
         info = engine.info if engine.is_known else None
-        ready = engine.state == EngineState.READY
-        now = Snapshot(self._metrics, engine.load, info, ready, engine.restarts, self._client.in_flight)
+        now = Snapshot(self._metrics, engine.load, info, engine.is_ready, engine.restarts, self._client.in_flight)
         for part in (_engine, _steps, _requests, _tokens, _speculation, _latencies):
             yield from part(now)
         if engine.cache_feed is not None:

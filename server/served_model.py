@@ -20,7 +20,7 @@ from server.completion.service import CompletionService, OutcomeLog
 from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
-from server.engine_supervisor import EngineStartError, EngineState
+from server.engine_supervisor import EngineStartError
 from server.errors import DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.interfaces import TokenizerLike
@@ -200,8 +200,7 @@ class ServedModel:
     @property
     def takes_requests(self) -> bool:
         """Whether a request would be accepted now."""
-        ready = self.client.engine.state == EngineState.READY
-        return ready and self.tokenizer.is_loaded and not self.gate.is_closed
+        return self.client.engine.is_ready and self.tokenizer.is_loaded and not self.gate.is_closed
 
     @property
     def fills_in(self) -> bool:
