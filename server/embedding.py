@@ -18,6 +18,7 @@ from specdec.core.fields import MAX_LOGPROBS
 from specdec.core.types import (
     Delta,
     Finished,
+    FinishReason,
     OutputParams,
     Pooling,
     Request,
@@ -72,7 +73,11 @@ class Answer:
 
 async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: bool = False) -> list[Answer]:
     """The answers to ``requests``, in their order; at most `IN_FLIGHT` of them per place in the batch run at once.
-    ``begun`` and errors as in `run_requests`."""
+    ``begun`` as in `run_requests`.
+
+    Raises:
+        RequestError: as in `run_requests`, or a request was aborted.
+    """
     answers = [Answer() for _ in requests]
     most = IN_FLIGHT * model.info.max_batch
     async with aclosing(run_requests(model.admission, requests, most=most, begun=begun)) as events:
@@ -80,6 +85,8 @@ async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: boo
             if isinstance(event, Delta):
                 answers[number].logprobs += event.logprobs
             elif isinstance(event, Finished):
+                if event.reason is FinishReason.ABORTED:
+                    raise GenerationFailedError("ABORTED", "the request was aborted before its end")
                 answers[number].end = event
     return answers
 
@@ -122,18 +129,20 @@ class EmbeddingCall:
         violations.check(sized, "dimensions", f"must lie in 1..{info.embedding_size}, the size of the model's own")
         return EmbeddingCall(model, dimensions)
 
-    def requests(
+    async def run(
         self,
         call_id: str,
         prompts: Sequence[tuple[int, ...]],
         options: dict[str, Any],
         violations: ViolationCollector,
         name: str,
-    ) -> list[Request]:
-        """A request per prompt. options: fields of `Request`. name: of the field that the prompts are from.
+    ) -> list[tuple[NDArray[np.float32], Usage]]:
+        """The embeddings of ``prompts``, float32 [size], with what each took.
+
+        options: fields of `Request`. name: of the field that the prompts are from.
 
         Raises:
-            RequestError: the prompts or the options cannot be served; every bad field is listed.
+            RequestError: the prompts or the options cannot be served, and every bad field is listed; or as `run_all`.
         """
         for i, ids in enumerate(prompts):
             violations.check(bool(ids), f"{name}[{i}]" if len(prompts) > 1 else name, "must hold at least one token")
@@ -144,13 +153,7 @@ class EmbeddingCall:
             for i, ids in enumerate(prompts)
         ]
         check_requests(requests, self.model.info, violations, {"prompt.token_ids": name})
-        return requests
-
-    async def run(self, requests: Sequence[Request]) -> list[tuple[NDArray[np.float32], Usage]]:
-        """The embeddings, float32 [size], with what each took; raises as `run_all`."""
         answers = await run_all(self.model, requests)
-        if not all(answer.end.embedding for answer in answers):
-            raise GenerationFailedError("ABORTED", "the request was aborted before its end")
         return [(truncated(answer.end.embedding, self.dimensions), answer.end.usage) for answer in answers]
 
 
@@ -237,12 +240,6 @@ class Reranker:
 
 
 def _logprobs(answer: Answer) -> dict[int, float]:
-    """Log-probabilities of the generated and the likeliest tokens by id.
-
-    Raises:
-        GenerationFailedError: nothing was generated.
-    """
-    if not answer.logprobs:
-        raise GenerationFailedError("ABORTED", "the request was aborted before its end")
+    """Log-probabilities of the generated and the likeliest tokens by id."""
     (row,) = answer.logprobs
     return dict(row.top) | {row.token_id: row.logprob}

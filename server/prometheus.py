@@ -31,9 +31,13 @@ class Families:
     def __init__(self, prefix: str, labels: Mapping[str, str] | None = None) -> None:
         self._prefix, self._labels = prefix, dict(labels or {})
 
-    def gauge(self, name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
-        """A number that rises and falls. labels: more labels of its sample."""
-        return self._filled(GaugeMetricFamily, name, text, (), {(): value}, labels)
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        """A number that rises and falls."""
+        return self._filled(GaugeMetricFamily, name, text, (), {(): value})
+
+    def info(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
+        """Facts, as the labels of a sample of 1."""
+        return self.gauges(name, text, tuple(labels), {tuple(labels.values()): 1})
 
     def gauges(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
         """Numbers that rise and fall."""
@@ -56,15 +60,13 @@ class Families:
         return self._filled(SummaryMetricFamily, name, text, (), {(): (count, total)})
 
     def _filled(
-        self, kind: Any, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Any],
-        labels: Mapping[str, str] | None = None,
-    ) -> Metric:  # fmt: skip
-        common = {**self._labels, **(labels or {})}
+        self, kind: Any, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Any]
+    ) -> Metric:
         names = (label,) if isinstance(label, str) else label
-        family: Any = kind(self._prefix + name, text, labels=(*common, *names))
+        family: Any = kind(self._prefix + name, text, labels=(*self._labels, *names))
         for key, value in values.items():
             own = key if isinstance(key, tuple) else (key,)
-            family.add_metric((*common.values(), *own), *(value if isinstance(value, tuple) else (value,)))
+            family.add_metric((*self._labels.values(), *own), *(value if isinstance(value, tuple) else (value,)))
         return family
 
 
@@ -106,7 +108,7 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
             "kv_dtype": info.kv_dtype, "kernels": info.kernels, "numeric_mode": info.numeric_mode,
             "drafters": ",".join(info.drafters),
         }  # fmt: skip
-        yield _OURS.gauge("info", "The models and their numeric mode.", 1, labels)
+        yield _OURS.info("info", "The models and their numeric mode.", labels)
 
 
 def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
@@ -258,7 +260,7 @@ def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
             "num_gpu_blocks": str(load.total_pages),
             "cache_dtype": now.info.kv_dtype,
         }
-        yield vllm.gauge("cache_config_info", "The KV cache.", 1, cache)
+        yield vllm.info("cache_config_info", "The KV cache.", cache)
     for name, text, values in (
         ("time_to_first_token_seconds", "Time to first token.", metrics.ttft),
         ("inter_token_latency_seconds", "Time between outputs.", metrics.gap),

@@ -59,8 +59,7 @@ async def embed(call: Call) -> None:
             call.field_names |= {"prompt": "input", "prompt.token_ids": "input"}
         violations.raise_if_any()
         prompts = [await embedded_ids(call.model, each) for each in given or ()]
-        requests = asked.requests(f"embd-{call.request_id}", prompts, _options(fields), violations, "input")
-        found = await asked.run(requests)
+        found = await asked.run(f"embd-{call.request_id}", prompts, _options(fields), violations, "input")
         tokens = sum(usage.prompt_tokens for _, usage in found)
         write = _base64 if own["encoding_format"] == "base64" else np.ascontiguousarray
         data = [{"object": "embedding", "index": i, "embedding": write(row)} for i, (row, _) in enumerate(found)]

@@ -433,7 +433,7 @@ async def _embedded(call: Call, table: Table, name: str) -> tuple[list[NDArray[n
     call.field_names |= {"prompt": name, "prompt.token_ids": name}
     longest = model.info.max_context - 1 if own["truncate"] else None
     prompts = [await embedded_ids(model, text, longest) for text in texts]
-    found = await asked.run(asked.requests(f"ollama-{call.request_id}", prompts, {}, body.violations, name))
+    found = await asked.run(f"ollama-{call.request_id}", prompts, {}, body.violations, name)
     return [row for row, _ in found], sum(usage.prompt_tokens for _, usage in found)
 
 

@@ -79,7 +79,7 @@ async def test_texts_equal_transformers(flag: str, tmp_path: Path) -> None:
     model = local(make_embedder(tmp_path / "m", flag))
     prompts = [await embedded_ids(model, text) for text in TEXTS]
     call = EmbeddingCall.of(model, 16, violations := ViolationCollector())
-    found = await call.run(call.requests("r", prompts, {}, violations, "input"))
+    found = await call.run("r", prompts, {}, violations, "input")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "m" / "tokenizer.json"), split_special_tokens=True
     )
