@@ -105,29 +105,19 @@ class EngineAdmin:
 _LOADING_POLL_S = 0.02  # between looks of an idle engine whether a command under way has ended
 
 
-class KvEventForwarder:
-    """Sends the prefix cache's changes since the last call as one message, packed for publication."""
-
-    def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
-        self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
-        engine.follow_cache(self._recorder)
-
-    def send(self) -> None:
-        """Send the changes, if there are any."""
-        if events := self._recorder.take():
-            self._link.send(Frame.KV_EVENTS, pack_batch(events, self._form))
-
-
 class EngineLoop:
     """Steps one engine for one front end.
 
-    heartbeat_s: seconds between reports of the load. cache: sends cache events after a step's tokens.
+    heartbeat_s: seconds between reports of the load. kv_events: sends the prefix cache's changes after a step's tokens.
     """
 
     def __init__(
-        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, cache: KvEventForwarder | None = None
+        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, kv_events: KvEventsConfig | None
     ) -> None:
-        self._engine, self._link, self._cache = engine, link, cache
+        self._engine, self._link, self._kv_events = engine, link, kv_events
+        if kv_events is not None:
+            self._cache = CacheRecorder(salted=kv_events.salted)
+            engine.follow_cache(self._cache)
         self._heartbeat_s = heartbeat_s
         self._reported_at = time.monotonic()
         self._admin = EngineAdmin(engine, link)
@@ -145,8 +135,8 @@ class EngineLoop:
                 if events:
                     self._link.send(Frame.EVENTS, [pack_event(event) for event in events])
             self._admin.poll()
-            if self._cache is not None:
-                self._cache.send()
+            if self._kv_events is not None and (changes := self._cache.take()):
+                self._link.send(Frame.KV_EVENTS, pack_batch(changes, self._kv_events.format))
             self._report_load()
 
     def _take_commands(self) -> bool:
@@ -209,11 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not model_validate_json, which refuses the defaults that are paths.
         engine = _find_factory(args.factory)(EngineConfig.model_validate(json.loads(args.config)), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
-        cache = KvEventForwarder(engine, link, events) if events is not None else None
+        loop = EngineLoop(engine, link, args.heartbeat, events)
         return_freed_memory()
         link.send(Frame.READY, engine.info())
         try:
-            EngineLoop(engine, link, args.heartbeat, cache).run()
+            loop.run()
         finally:
             engine.close()
     except ParentGoneError:

@@ -106,11 +106,7 @@ class MessagesRequest:
 
 
 async def parse_messages(call: Call) -> MessagesRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(MESSAGE_FIELDS)
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)

@@ -224,11 +224,7 @@ _PROMPT_RULE = "must be text, a list of token ids, or a list of both"
 
 
 async def parse_completion(call: Call) -> LlamaRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, call.model)

@@ -262,11 +262,7 @@ class OllamaRequest:
 
 
 async def parse_generate(call: Call) -> OllamaRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
     prompt = PromptFields(body, fields)
     ids, ends = await prompt.encode(call.model, fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM)
@@ -276,11 +272,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
 
 
 async def parse_chat(call: Call) -> OllamaRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields, model = await read_ollama_call(call, CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded

@@ -52,11 +52,7 @@ class ChatRequest:
 
 
 async def parse_chat(call: Call) -> ChatRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded

@@ -152,11 +152,7 @@ class CompletionRequest:
 
 
 async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> CompletionRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(table)
     call.field_names["prompt.token_ids"] = "prompt"
     prompts = await read_prompts(body, fields, call.model)

@@ -118,11 +118,7 @@ class ResponsesRequest:
 
 
 async def parse_responses(call: Call) -> ResponsesRequest:
-    """What ``call`` asks for.
-
-    Raises:
-        RequestError: it cannot be served; the error names every bad field.
-    """
+    """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(RESPONSES_FIELDS)
     for name in ("prompt", "messages"):
         call.field_names[name] = "input"
