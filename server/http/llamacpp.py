@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import specdec
+from server.errors import DrainingError
 from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
@@ -248,8 +249,10 @@ def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
 async def health(call: Call) -> None:
     """Whether a request would be accepted now."""
     state, is_ready = call.server.state()
-    if not is_ready:
-        raise EngineDeadError("Loading model" if state == "loading" else f"not ready: {state}")
+    if call.model.gate.is_closed:
+        raise DrainingError
+    if not is_ready:  # of a ready engine, the tokenizer is still loading
+        raise EngineDeadError("Loading model" if state in ("loading", "ready") else f"not ready: {state}")
     await call.reply(200, {"status": "ok"})
 
 

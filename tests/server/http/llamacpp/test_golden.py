@@ -137,3 +137,12 @@ def test_health_reports_that_the_model_is_loading() -> None:
         assert response.status_code == 503
         error = response.json()["error"]
         assert (error["code"], error["type"]) == (503, "unavailable_error")
+        assert server.comes_to(lambda: server.serving.client.engine.is_ready)  # the tokenizer is still to be loaded
+        assert server.client.get("/health").json()["error"]["message"] == "Loading model"
+
+
+def test_health_reports_a_shutdown() -> None:
+    with book_server() as server:
+        server.run(server.serving.models.first.gate.drain(0))
+        response = server.client.get("/health")
+        assert (response.status_code, response.json()["error"]["reason"]) == (503, "draining")
