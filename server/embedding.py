@@ -103,7 +103,7 @@ async def embedded_ids(model: ServedModel, given: str | Sequence[int], longest: 
         given = given[: longest * tokenizer.longest_token]  # later characters are in none of the first tokens
     ids, end = await model.tokenizer.encode(given), tokenizer.end_id
     await asyncio.sleep(0)  # a call has many texts, and other calls run in between
-    if end is None or ids[-1:] == [end]:
+    if end is None:
         return tuple(ids[:longest])
     return (*ids[: None if longest is None else longest - 1], end)
 
