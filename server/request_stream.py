@@ -228,9 +228,6 @@ class RequestStream:
 
     def _append(self, item: RequestEvent | RequestError, weight: int) -> None:
         self._items.append((item, weight))
-        self._wake()
-
-    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

@@ -211,12 +211,16 @@ _STYLES: Mapping[str, ErrorStyle] = {"/api/": OLLAMA_ERRORS, "/v1/messages": ANT
 
 async def _refuse(request: Request, error: Any) -> Response:
     """The answer to an unknown path or method."""
-    found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(request.url.path)
+    path, headers = request.scope["path"], {}
+    found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path)
     if error.status_code == 405:
-        found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
+        # Starlette names the methods of one route only.
+        methods = {name for route in request.app.routes if route.path_regex.match(path) for name in route.methods}
+        headers["allow"] = ", ".join(sorted(methods))
+        found = MethodNotAllowedError(request.method, headers["allow"])
     refusal = refusal_of(found, {})
-    style = next((style for prefix, style in _STYLES.items() if request.url.path.startswith(prefix)), OPENAI_ERRORS)
-    return Response(write_json(style.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
+    style = next((style for prefix, style in _STYLES.items() if path.startswith(prefix)), OPENAI_ERRORS)
+    return Response(write_json(style.body(refusal)), refusal.status, headers, "application/json")
 
 
 _METHODS = ("DELETE", "GET", "HEAD", "POST")

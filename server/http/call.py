@@ -206,7 +206,7 @@ class Call:
                 await self._swallow(more)
                 raise BodyTooLargeError(limit)
         coding = self.header("content-encoding")
-        if size and coding not in ("", "identity"):
+        if size and coding.lower() not in ("", "identity"):
             raise BodyCodingError(coding)
         if size <= LARGE_BYTES:
             self.content = b"".join(pieces)

@@ -337,8 +337,7 @@ class ResponseAnswer:
         return opened + self._event("response.content_part.added", **at, part=text_part("", []))
 
     def _close(self, block: Block, at: dict[str, Any]) -> bytes:
-        status = self._last_status if block is self._blocks.found[-1] else "completed"
-        item = self._item(block, status, self._rows)
+        item = self._item(block, self._last_status, self._rows)
         self._answer["output"] = [*self._answer["output"], item]
         if block.call is not None:
             done = self._event(

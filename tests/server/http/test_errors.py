@@ -100,7 +100,7 @@ def test_a_compressed_body_is_refused_by_its_header(server: Server) -> None:
         response = server.client.post(path, content=data, headers={"content-encoding": "gzip"})
         assert response.status_code == 415
         assert "content-encoding: 'gzip' is not read here" in response.text
-    plain = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"content-encoding": "identity"})
+    plain = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"content-encoding": "Identity"})
     assert plain.status_code == 200
 
 
@@ -128,6 +128,9 @@ def test_unknown_paths_and_methods(server: Server) -> None:
         response = server.client.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
         assert response.headers["allow"] == "POST"
+    response = server.client.delete("/ping")  # each of its methods is an endpoint
+    assert response.headers["allow"] == "GET, HEAD, POST"
+    assert response.json()["error"]["message"] == "DELETE is not served here; use GET, HEAD, POST"
     assert server.client.get("/v1/models/").json()["object"] == "list"
 
 
