@@ -83,7 +83,6 @@ class Refusal:
     message: str
     field: str | None = None  # the first wrong one
     violations: tuple[FieldViolation, ...] = ()
-    retry_after_s: float | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
     too_long: tuple[int, int] | None = None  # the limit of prompt tokens, and the prompt's number of them
 
@@ -130,7 +129,7 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     elif name is not None:
         name = body_field(name, names)
     too_long = (error.limit, error.got) if isinstance(error, PromptTooLongError) else None
-    return Refusal(status, error.reason, _cut(message), name, found, retry_s, tuple(headers), too_long)
+    return Refusal(status, error.reason, _cut(message), name, found, tuple(headers), too_long)
 
 
 def body_field(name: str, names: Mapping[str, str]) -> str:

@@ -120,15 +120,15 @@ def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
 
 
 def _settings(parsed: LlamaRequest, seed: int | None) -> dict[str, Any]:
-    sampling = parsed.request.sampling
+    sampling, stopping = parsed.request.sampling, parsed.request.stopping
     return {
         "seed": seed,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "n_predict": parsed.n_predict,
-        "stop": parsed.request.stopping.stop,
+        "n_predict": -1 if stopping.max_tokens is None else stopping.max_tokens,
+        "stop": stopping.stop,
         "speculation": parsed.request.speculation.mode,
     }
 
