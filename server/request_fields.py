@@ -81,10 +81,9 @@ def flag_field(name: str, doc: str = "", *, default: bool = False) -> Field:
     return Field(name, _described({**FLAG, "default": True} if default else FLAG, doc), Body.flag, default=default)
 
 
-def integer_field(name: str, low: int, high: int, doc: str = "") -> Field:
-    """A whole number from ``low`` to ``high`` that the endpoint uses."""
-    bounds = {"minimum": low} | ({"maximum": high} if high < INT31 else {})
-    return Field(name, _described({**INTEGER, **bounds}, doc), partial(Body.integer, low=low, high=high))
+def integer_field(name: str, low: int, doc: str = "") -> Field:
+    """A whole number from ``low`` on that the endpoint uses."""
+    return Field(name, _described({**INTEGER, "minimum": low}, doc), partial(Body.integer, low=low, high=INT31))
 
 
 def object_field(name: str, fields: Table, *required: str) -> Field:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall
-from server.http.tool_use import ToolUse, check_names, check_tool
+from server.http.tool_use import ToolUse, check_names, check_tool, tool_names
 from server.json_body import Body
 from specdec.core.fields import MAX_TOOLS
 
@@ -96,13 +96,8 @@ def read_flat_tools(body: Body, kinds: Sequence[str | None], schema: str) -> lis
         described = {"description": "description", "parameters": schema, "strict": "strict"}
         function = {"name": name, **{field: given.raw(own) for field, own in described.items() if given.has(own)}}
         tools.append({"type": "function", "function": function})
-    check_names(body, tool_names(tools), "tools", "name")
+    check_names(body, tool_names(tools), "name")
     return tools
-
-
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of tools in the form of chat templates."""
-    return [tool["function"]["name"] for tool in tools]
 
 
 def read_named_tool(choice: Body, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -28,13 +28,12 @@ from server.request_fields import (
     with_fields,
 )
 from server.served_model import Task
-from specdec.core.fields import INT31
 from specdec.core.types import Request
 from specdec.engine.validation import check_requests
 
 _ENCODINGS = ("float", "base64")
 _OPTIONS: Table = (param_field(Request, "priority"), param_field(Request, "cache_salt"))
-DIMENSIONS = integer_field("dimensions", 1, INT31, "So many leading values, scaled to length 1 again; default all.")
+DIMENSIONS = integer_field("dimensions", 1, "So many leading values, scaled to length 1 again; default all.")
 EMBEDDING_FIELDS: Table = (
     MODEL,
     Field("input", {**PROMPTS, "description": f"At most {MAX_INPUTS} texts, or lists of token ids."}, Body.raw),
@@ -83,7 +82,7 @@ RERANK_FIELDS: Table = (
     MODEL,
     text_field("query"),
     Field("documents", {**listed(_DOCUMENT), "description": f"At most {MAX_INPUTS} texts."}, Body.raw),
-    integer_field("top_n", 1, INT31, "So many documents of the highest scores; default all."),
+    integer_field("top_n", 1, "So many documents of the highest scores; default all."),
     flag_field("return_documents"),
     text_field("instruction", "What makes a document relevant; default: that it answers a web search query."),
     *_OPTIONS,

@@ -32,7 +32,6 @@ from server.request_fields import (
     with_fields,
 )
 from server.served_model import ServedModel, Task
-from specdec.core.fields import INT31
 from specdec.core.types import Request, SamplingParams, TextRules
 from specdec.engine.validation import check_requests
 
@@ -168,7 +167,7 @@ EVENT_FIELDS: Table = (
     MODEL,
     Field("type", {"enum": ["view", "select", "dismiss"]}, Body.text),
     text_field("completion_id", minLength=1),
-    integer_field("choice_index", 0, INT31),
+    integer_field("choice_index", 0),
     text_field("select_kind", "A part was taken over, such as a line; also as a query field."),
     text_field("cache_salt", "That of the completion, if it had one."),
 )

@@ -35,14 +35,9 @@ class ToolUse:
     required: tuple[str, ...] = ()  # names of tools; the answer consists of calls of these. Empty: any answer
     parallel: bool = True  # more than one call is allowed
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all tools."""
-        return tuple(tool["function"]["name"] for tool in self.tools)
-
     def parser(self, *, whole: bool = False) -> ToolCallParser:
         """A parser of one sample. whole: a call comes in one piece."""
-        return ToolCallParser(self.form, self.names, None if self.parallel else 1, whole=whole)
+        return ToolCallParser(self.form, tool_names(self.tools), None if self.parallel else 1, whole=whole)
 
     def parse(self, text: str) -> list[Part]:
         """The text and whole calls of a complete answer, in order."""
@@ -74,12 +69,17 @@ _CALL_MARKS = {
 }
 
 
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of tools in OpenAI's form."""
+    return [tool["function"]["name"] for tool in tools]
+
+
 def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
     n_known = len(body.violations.found)
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
     tools: list[dict[str, Any]] = body.raw("tools") if names else []
-    check_names(body, names, "tools", "function.name")
+    check_names(body, names, "function.name")
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
     required: tuple[str, ...] | None
     if choice is not None and choice.raw("type") == "allowed_tools":
@@ -132,12 +132,12 @@ def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:
     return schema if isinstance(schema, dict) else None
 
 
-def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:
-    """Refuse repeated names. ``field`` holds the tools, each with its name at ``key``."""
+def check_names(body: Body, names: Sequence[str], key: str) -> None:
+    """Refuse repeated names of ``tools``, each of which has its name at ``key``."""
     first: dict[str, int] = {}
     for i, name in enumerate(names):
         if name and first.setdefault(name, i) < i:
-            body.refuse(f"{field}[{i}].{key}", f"{name} is the name of {field}[{first[name]}] too")
+            body.refuse(f"tools[{i}].{key}", f"{name} is the name of tools[{first[name]}] too")
 
 
 def _read_tool(tool: Body) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.responses import parse_responses
+from server.http.tool_use import tool_names
 from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations
@@ -106,8 +107,8 @@ def test_allowed_tools_are_the_only_ones() -> None:
         return asked(parse_responses, {"input": "hi", "tools": listed, "tool_choice": given})
 
     free, forced = choice("auto"), choice("required")
-    assert (free.tools.names, free.tools.required, free.tools.parallel) == (("touch",), (), True)
-    assert (forced.tools.names, forced.tools.required) == (("touch",), ("touch",))
+    assert (tool_names(free.tools.tools), free.tools.required, free.tools.parallel) == (["touch"], (), True)
+    assert (tool_names(forced.tools.tools), forced.tools.required) == (["touch"], ("touch",))
     assert free.echo["tool_choice"]["type"] == "allowed_tools"
 
 
