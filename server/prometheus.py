@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -70,29 +69,17 @@ class Families:
         return family
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What the families of a model show at one moment."""
-
-    metrics: ServerMetrics
-    load: EngineLoad  # as the engine reported it, up to a second ago
-    info: EngineInfo | None  # None until the engine has been ready once
-    ready: bool
-    restarts: int
-    in_flight: int
-
-
 STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configuration allows
 _OURS = Families("specdec_")
 
 
-def _engine(now: Snapshot) -> Iterator[Metric]:
-    load = now.load
-    yield _OURS.gauge("engine_ready", "1 while the engine accepts requests.", now.ready)
-    yield _OURS.counter("engine_restarts", "Restarts of the engine's process.", now.restarts)
+def _engine(client: EngineClient, info: EngineInfo | None) -> Iterator[Metric]:
+    engine, load = client.engine, client.engine.load
+    yield _OURS.gauge("engine_ready", "1 while the engine accepts requests.", engine.is_ready)
+    yield _OURS.counter("engine_restarts", "Restarts of the engine's process.", engine.restarts)
     yield _OURS.gauge("requests_running", "Requests that the engine is running.", load.running_requests)
     yield _OURS.gauge("requests_waiting", "Requests in the engine's queue.", load.waiting_requests)
-    yield _OURS.gauge("requests_in_flight", "Requests sent to the engine that have not finished.", now.in_flight)
+    yield _OURS.gauge("requests_in_flight", "Requests sent to the engine that have not finished.", client.in_flight)
     yield _OURS.gauge("tokens_per_second", "Generated tokens per second, a decaying mean.", load.tokens_per_second)
     yield _OURS.gauge("kv_pages", "Pages of the KV cache.", load.total_pages)
     yield _OURS.gauge("kv_pages_used", "Pages that running requests hold.", load.total_pages - load.free_pages)
@@ -101,8 +88,7 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.gauge("kv_disk_bytes", "Bytes of the prefix cache on disk.", load.disk_bytes)
     pages = {"written": load.disk_pages_written, "read": load.disk_pages_read, **load.disk_pages_missed}
     yield _OURS.counters("kv_disk_pages", "Pages of the prefix cache on disk, by outcome.", "outcome", pages)
-    if now.info is not None:
-        info = now.info
+    if info is not None:
         labels = {
             "version": info.version, "target": info.target, "draft": info.draft or "", "dtype": info.dtype,
             "kv_dtype": info.kv_dtype, "kernels": info.kernels, "numeric_mode": info.numeric_mode,
@@ -117,8 +103,7 @@ def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
     yield _OURS.counter("kv_event_messages_replayed", "Messages sent again on request.", counts.replayed)
 
 
-def _steps(now: Snapshot) -> Iterator[Metric]:
-    load = now.load
+def _steps(load: EngineLoad) -> Iterator[Metric]:
     decisions = {"draft": load.drafting_steps, "plain": load.steps - load.drafting_steps}
     yield _OURS.counters("steps", "Engine steps, by whether they verified drafts.", "decision", decisions)
     phases = {"plan": load.plan_ms, "draft": load.draft_ms, "verify": load.verify_ms, "commit": load.commit_ms}
@@ -146,8 +131,7 @@ def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
     yield _OURS.counters("suggestion_outcomes", text, "outcome", metrics.suggestion_outcomes)
 
 
-def _requests(now: Snapshot) -> Iterator[Metric]:
-    metrics = now.metrics
+def _requests(metrics: ServerMetrics) -> Iterator[Metric]:
     yield _OURS.counters("requests", "Finished requests to the engine, by outcome.", "outcome", metrics.requests)
     yield _OURS.counter("goodput_requests", "Requests completed within their objectives.", metrics.good_requests)
     text = "Completed requests that missed an objective, by objective."
@@ -157,8 +141,7 @@ def _requests(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.counter("pauses", "Prefills paused for another request.", metrics.pauses)
 
 
-def _tokens(now: Snapshot) -> Iterator[Metric]:
-    metrics = now.metrics
+def _tokens(metrics: ServerMetrics) -> Iterator[Metric]:
     yield _OURS.counter("prompt_tokens", "Prompt tokens of scheduled requests.", metrics.prompt_tokens)
     yield _OURS.counter("cached_tokens", "Prompt tokens found in the prefix cache.", metrics.cached_tokens)
     yield _OURS.counter("generation_tokens", "Generated tokens.", metrics.output_tokens)
@@ -171,8 +154,7 @@ def _tokens(now: Snapshot) -> Iterator[Metric]:
     yield _OURS.histogram("chunk_tokens", "Tokens that a sample gets from one step.", metrics.chunk_tokens)
 
 
-def _speculation(now: Snapshot) -> Iterator[Metric]:
-    metrics = now.metrics
+def _speculation(metrics: ServerMetrics, info: EngineInfo | None) -> Iterator[Metric]:
     steps = {"draft": metrics.drafting_steps, "plain": metrics.steps - metrics.drafting_steps}
     yield _OURS.counters("sample_steps", "Steps of samples, by whether drafts were verified.", "decision", steps)
     yield _OURS.counter("draft_tokens", "Verified draft tokens.", metrics.drafted)
@@ -192,7 +174,7 @@ def _speculation(now: Snapshot) -> Iterator[Metric]:
         }
         text = f"Trees with a token of a drafter with a model that was {what}, by depth from 1."
         yield _OURS.counters(f"drafter_{what}_per_position", text, ("drafter", "position"), counts)
-    card = now.info.head_acceptance[:POSITIONS] if now.info is not None else ()
+    card = info.head_acceptance[:POSITIONS] if info is not None else ()
     shares = {("head", str(at)): share for at, share in enumerate(card, 1)}
     text = "Accepted fraction of a drafter's proposals as its publisher measured it, by depth from 1."
     yield _OURS.gauges("drafter_card_acceptance_ratio", text, ("drafter", "position"), shares)
@@ -205,8 +187,7 @@ def _by_position(metrics: ServerMetrics) -> dict[str, int]:
     return {str(position): count for position, count in enumerate(metrics.accepted_at)}
 
 
-def _latencies(now: Snapshot) -> Iterator[Metric]:
-    metrics = now.metrics
+def _latencies(metrics: ServerMetrics) -> Iterator[Metric]:
     for name, text, values in (
         ("time_to_first_token_seconds", "Start of a call to its first token.", metrics.ttft),
         ("inter_chunk_seconds", "Time between two chunks of a sample.", metrics.gap),
@@ -224,12 +205,9 @@ _VLLM_REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length
                  FinishReason.DEADLINE: "abort"}  # fmt: skip
 
 
-def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
-    """Every family of vLLM that specdec can fill; none before the model's name is known."""
-    if now.info is None:
-        return
-    vllm = Families("vllm:", {"model_name": model or now.info.target, "engine": "0"})
-    metrics, load = now.metrics, now.load
+def vllm_families(metrics: ServerMetrics, load: EngineLoad, info: EngineInfo, model: str) -> Iterator[Metric]:
+    """Every family of vLLM that specdec can fill."""
+    vllm = Families("vllm:", {"model_name": model, "engine": "0"})
     for name, text, value in (
         ("num_requests_running", "Requests in model execution batches.", load.running_requests),
         ("num_requests_waiting", "Requests waiting to be processed.", load.waiting_requests),
@@ -256,9 +234,9 @@ def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
     yield vllm.counters("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
     if load.total_pages:
         cache = {
-            "block_size": str(now.info.kv_tokens // load.total_pages),
+            "block_size": str(info.kv_tokens // load.total_pages),
             "num_gpu_blocks": str(load.total_pages),
-            "cache_dtype": now.info.kv_dtype,
+            "cache_dtype": info.kv_dtype,
         }
         yield vllm.info("cache_config_info", "The KV cache.", cache)
     for name, text, values in (
@@ -295,16 +273,19 @@ class ModelMetrics:
 
     def families(self) -> Iterator[Metric]:
         """All families at one moment; docs/operations.md lists them."""
-        engine = self._client.engine
-        info = engine.info if engine.is_known else None
-        now = Snapshot(self._metrics, engine.load, info, engine.is_ready, engine.restarts, self._client.in_flight)
-        for part in (_engine, _steps, _requests, _tokens, _speculation, _latencies):
-            yield from part(now)
+        engine, metrics = self._client.engine, self._metrics
+        info = engine.info if engine.is_known else None  # None until the engine has been ready once
+        yield from _engine(self._client, info)
+        yield from _steps(engine.load)
+        yield from _requests(metrics)
+        yield from _tokens(metrics)
+        yield from _speculation(metrics, info)
+        yield from _latencies(metrics)
         if engine.cache_feed is not None:
             yield from _kv_events(engine.cache_feed.counts)
         yield from self._process.collect()
-        if self._compat == "vllm":
-            yield from vllm_families(now, self.name)
+        if self._compat == "vllm" and info is not None:
+            yield from vllm_families(metrics, engine.load, info, self.name or info.target)
 
 
 class Exporter(Collector):
