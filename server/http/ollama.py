@@ -177,58 +177,6 @@ async def read_ollama_call(call: Call, table: Table) -> tuple[Body, RequestField
 _MARKS = tuple((before, behind) for template in TEMPLATES for before in template.prefix for behind in template.suffix)
 
 
-class PromptFields:
-    """The fields that make up the prompt."""
-
-    def __init__(self, body: Body, fields: RequestFields) -> None:
-        self._body, own = body, fields.own
-        self.prompt, self.suffix, self.system = (own.get(name, "") for name in ("prompt", "suffix", "system"))
-        self.context: tuple[int, ...] = own.get("context", ())
-        # Many clients fill in a FIM template themselves without setting raw.
-        self.is_raw = own["raw"] or spells_template(self.prompt)
-        if own["raw"] and (self.system or own.get("template") or self.context):
-            body.refuse("raw", "takes the prompt as it is; leave out system, template and context, or raw")
-        _refuse_images(body)
-        body.names["prompt.token_ids"] = "context" if self.context else "prompt"
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is to be generated."""
-        return not self.prompt and (self.is_raw or not self.suffix)
-
-    async def encode(self, model: ServedModel, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids of the prompt, which leave room for ``max_tokens``, and those that end what fills a gap.
-
-        Special tokens spelled out in text are read as such in a raw prompt only.
-
-        Raises:
-            FimNotSupportedError: there is a suffix, and the model cannot fill in.
-        """
-        ends: tuple[int, ...] = ()
-        if self.is_empty:
-            ids = [*NO_PROMPT]
-        elif self.is_raw:
-            ids = await model.tokenizer.encode(self.prompt, parse_special=True)
-        elif self.suffix:
-            packed = await model.completion.maker.pack_between(self.prompt, self.suffix, max_tokens)
-            ids, ends = list(packed.ids), packed.ends
-        elif model.tokenizer.loaded.has_chat_template:
-            ids = await self._encode_chat(model)
-        else:
-            ids = await model.tokenizer.encode("\n\n".join(filter(None, (self.system, self.prompt))))
-        return (*self.context, *ids), ends
-
-    async def _encode_chat(self, model: ServedModel) -> list[int]:
-        messages = [{"role": "user", "content": self.prompt}]
-        if self.system:
-            messages.insert(0, {"role": "system", "content": self.system})
-        try:
-            return await model.tokenizer.encode_chat(messages)
-        except InvalidRequestError as error:
-            self._body.refuse("prompt", error.violations[0].description)
-            return [*NO_PROMPT]
-
-
 def spells_template(text: str) -> bool:
     """Whether ``text`` spells out both marks of a model family's template: before and after the gap."""
     return any(before in text and behind in text for before, behind in _MARKS)
@@ -262,13 +210,48 @@ class OllamaRequest:
 
 
 async def parse_generate(call: Call) -> OllamaRequest:
-    """What ``call`` asks for; raises as `Call.checked_request`."""
+    """What ``call`` asks for; raises as `Call.checked_request` and `_encode_prompt`."""
     body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
-    prompt = PromptFields(body, fields)
-    ids, ends = await prompt.encode(call.model, fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM)
-    request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids, ends)
-    asked = None if prompt.is_empty else request
-    return OllamaRequest(model, asked, fields.own["stream"], call.notes(), context=not prompt.is_raw)
+    own = fields.own
+    prompt, context = own.get("prompt", ""), own.get("context", ())
+    # Many clients fill in a FIM template themselves without setting raw.
+    is_raw = own["raw"] or spells_template(prompt)
+    is_empty = not prompt and (is_raw or not own.get("suffix"))
+    if own["raw"] and (own.get("system") or own.get("template") or context):
+        body.refuse("raw", "takes the prompt as it is; leave out system, template and context, or raw")
+    _refuse_images(body)
+    call.field_names["prompt.token_ids"] = "context" if context else "prompt"
+    ids, ends = (NO_PROMPT, ()) if is_empty else await _encode_prompt(call, body, fields, is_raw)
+    request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids), ends)
+    return OllamaRequest(model, None if is_empty else request, own["stream"], call.notes(), context=not is_raw)
+
+
+async def _encode_prompt(
+    call: Call, body: Body, fields: RequestFields, is_raw: bool
+) -> tuple[Sequence[int], tuple[int, ...]]:
+    """Token ids of the prompt, which leave room for the answer, and those that end what fills a gap.
+
+    Special tokens spelled out in text are read as such in a raw prompt only.
+
+    Raises:
+        FimNotSupportedError: there is a suffix, and the model cannot fill in.
+    """
+    model, own = call.model, fields.own
+    prompt, suffix, system = (own.get(name, "") for name in ("prompt", "suffix", "system"))
+    if is_raw:
+        return await model.tokenizer.encode(prompt, parse_special=True), ()
+    if suffix:
+        room = fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM
+        packed = await model.completion.maker.pack_between(prompt, suffix, room)
+        return packed.ids, packed.ends
+    if model.tokenizer.loaded.has_chat_template:
+        messages = [{"role": role, "content": text} for role, text in (("system", system), ("user", prompt)) if text]
+        try:
+            return await model.tokenizer.encode_chat(messages), ()
+        except InvalidRequestError as error:
+            body.refuse("prompt", error.violations[0].description)
+            return (), ()
+    return await model.tokenizer.encode("\n\n".join(filter(None, (system, prompt)))), ()
 
 
 async def parse_chat(call: Call) -> OllamaRequest:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specdec.errors import InvalidRequestError
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.harness import Server, running
@@ -66,6 +67,22 @@ def test_without_a_chat_template_the_prompt_is_continued() -> None:
         assert whole(server, prompt="a", system="b")["response"] == f"{BEGIN}b\n\na"
         message = refused(server, GENERATE, 422, prompt="a", suffix="b")
         assert "filling in the middle" in message
+
+
+class Refusing(FakeTokenizer):
+    """Its template takes no system message."""
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        if messages[0]["role"] == "system":
+            raise InvalidRequestError.of("messages[0].role", "no system here")
+        return super().encode_chat(messages, **options)
+
+
+def test_what_the_template_refuses_is_the_prompt() -> None:
+    with running(Refusing) as server:
+        assert whole(server, prompt="a")["response"] == "user:a;"
+        for context in ({}, {"context": [1]}):
+            assert refused(server, GENERATE, 400, prompt="a", system="b", **context) == "prompt: no system here"
 
 
 @pytest.mark.parametrize("stream", [True, False])
