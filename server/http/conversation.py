@@ -86,17 +86,20 @@ def read_flat_tools(body: Body, kinds: Sequence[str | None], schema: str) -> lis
     the API's own maker can run.
     """
     tools: list[dict[str, Any]] = []
+    names: list[str] = []  # empty: left out
     for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if given.text("type") not in kinds:
             body.warn(f"tools[{i}]", "is not served here, and was ignored")
+            names.append("")
             continue
         name = needed_text(given, "name") or ""
+        names.append(name)
         check_tool(given, name, schema)
         given.flag("strict")
         described = {"description": "description", "parameters": schema, "strict": "strict"}
         function = {"name": name, **{field: given.raw(own) for field, own in described.items() if given.has(own)}}
         tools.append({"type": "function", "function": function})
-    check_names(body, tool_names(tools), "name")
+    check_names(body, names, "name")
     return tools
 
 

@@ -84,7 +84,7 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     required: tuple[str, ...] | None
     if choice is not None and choice.raw("type") == "allowed_tools":
         allowed, forced = _read_allowed(choice, names)
-        tools = [tool for tool, name in zip(tools or (), names, strict=False) if name in allowed]
+        tools = [tool for tool, name in zip(tools, names, strict=True) if name in allowed]
         required, choice = (allowed if forced else ()), None
     else:
         required = _read_choice(body, names)
