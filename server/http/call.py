@@ -58,6 +58,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
+        self.path_params: dict[str, Any] = scope.get("path_params", {})  # values of the path's placeholders
         self.content = b""  # the body, once it is read
         self._cost = ParsingCost()
         self._invalid: InvalidRequestError | None = None  # why a large body is refused
@@ -72,12 +73,6 @@ class Call:
         self.fields: Table = ()  # those that the endpoint reads
         self._warnings: list[FieldViolation] = []  # added while the body is read
         self.began = False  # the answer's headers are sent
-
-    @property
-    def path_params(self) -> dict[str, Any]:
-        """Values of the path's placeholders."""
-        found: dict[str, Any] = self._scope.get("path_params", {})
-        return found
 
     @cached_property
     def query(self) -> dict[str, str]:

@@ -25,9 +25,15 @@ from server.request_fields import (
     with_fields,
 )
 from server.served_model import ServedModel
-from specdec.core.fields import MAX_NAME
+from specdec.core.fields import INT31, MAX_NAME
 from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.errors import InvalidRequestError
+
+
+def read_limit(body: Body, name: str, low: int) -> int | None:
+    """A number of tokens to generate. A negative one, from ``low`` on, means up to the context's limit."""
+    limit = body.integer(name, low, INT31)
+    return None if limit is None or limit < 0 else limit
 
 
 def _read_ttft(body: Body, name: str) -> float | None:

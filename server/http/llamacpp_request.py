@@ -12,7 +12,7 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
-from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT
+from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT, read_limit
 from server.http.openai_format import logprob_entry
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
@@ -38,12 +38,6 @@ from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
 from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, TextRules, TokenLogprobs
 from specdec.engine.validation import check_requests
-
-
-def _read_limit(body: Body, name: str) -> int | None:
-    """A negative number means no limit."""
-    limit = body.integer(name, -INT31, INT31)
-    return None if limit is None or limit < 0 else limit
 
 
 def _read_indent(body: Body, name: str) -> TextRules | None:
@@ -79,8 +73,8 @@ _OFF = ("top_k", "top_p", "min_p")  # samplers that a list of ``samplers`` witho
 _TEXTS = listed(TEXT)
 _SHARED: Table = (
     MODEL,
-    Field("n_predict", {**INTEGER, "description": "Negative: no limit. 0: only compute the prompt."}, _read_limit,
-          "stopping.max_tokens"),
+    Field("n_predict", {**INTEGER, "description": "Negative: no limit. 0: only compute the prompt."},
+          partial(read_limit, low=-INT31), "stopping.max_tokens"),
     Field("n_indent", {**COUNT, "description": "End before a line that is indented less."}, _read_indent,
           "stopping.rules"),
     Field("t_max_predict_ms", {**NUMBER, "description": "From the first token on; the line is finished."}, Body.number),

@@ -19,7 +19,7 @@ from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
-from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation
+from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation, read_limit
 from server.http.openai_format import extras, logprob_entries, set_logprobs
 from server.http.tool_calls import Part, ToolCall, as_object
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
@@ -84,12 +84,6 @@ def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> d
     return {"logprobs": logprob_entries(tokenizer, rows)} if rows else {}
 
 
-def _read_limit(body: Body, name: str) -> int | None:
-    """-1, without end, and -2, as much as fits, both mean up to the context limit."""
-    limit = body.integer(name, -2, INT31)
-    return None if limit is None or limit < 0 else limit
-
-
 def _read_format(body: Body, name: str) -> GrammarParams | None:
     """``"json"``, or a JSON schema. An empty text is neither."""
     value = body.value(name)
@@ -122,7 +116,7 @@ OPTION_FIELDS: Table = (
     Field("num_predict", {
         **INTEGER, "minimum": -2, "default": -1,
         "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
-    }, _read_limit, "stopping.max_tokens"),
+    }, partial(read_limit, low=-2), "stopping.max_tokens"),
 )  # fmt: skip
 _NAMES: Table = (MODEL, text_field("name", "The same, as older clients send it."))
 _SHARED: Table = (
