@@ -16,7 +16,7 @@ from server.auth.principal import current_caller
 from server.errors import ChatNotSupportedError
 from server.interfaces import TokenizerLike
 from specdec.core.types import EngineInfo
-from specdec.errors import EngineDeadError, ModelError, PromptTooLongError, QueueFullError
+from specdec.errors import EngineDeadError, InvalidRequestError, ModelError, PromptTooLongError, QueueFullError
 
 T = TypeVar("T")
 
@@ -139,6 +139,19 @@ class AsyncTokenizer:
         """
         work = partial(self.loaded.encode, text, add_special=add_special, parse_special=parse_special)
         return work() if len(text) <= INLINE_CHARACTERS else await self._encode_in_thread(len(text), work)
+
+    async def encode_prediction(self, text: str) -> tuple[int, ...]:
+        """Token ids of a predicted output.
+
+        Raises:
+            InvalidRequestError: no answer can hold it.
+            RequestError: as `encode` raises for others.
+        """
+        try:
+            return tuple(await self.encode(text, add_special=False))
+        except TextTooLongError as error:
+            problem = f"has at least {error.got} tokens, an answer at most {error.limit}; shorten it"
+            raise InvalidRequestError.of("prediction", problem) from None
 
     async def encode_chat(
         self,

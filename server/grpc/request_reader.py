@@ -187,7 +187,7 @@ async def read_prediction(
     """
     which = message.prediction.WhichOneof("content")
     if which == "text":
-        return tuple(await model.tokenizer.encode(message.prediction.text, add_special=False))
+        return await model.tokenizer.encode_prediction(message.prediction.text)
     unclear = which is None and message.HasField("prediction")
     violations.check(not unclear, "prediction", "one of text and token_ids is needed")
     return tuple(message.prediction.token_ids.ids)

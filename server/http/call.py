@@ -156,7 +156,7 @@ class Call:
         fields.stop_at_special_tokens(model.tokenizer.loaded)
         engine.setdefault("session", session)
         if prediction := own.get("prediction"):
-            engine["prediction_ids"] = tuple(await model.tokenizer.encode(prediction, add_special=False))
+            engine["prediction_ids"] = await model.tokenizer.encode_prediction(prediction)
         self.holds_headers = holds(hold, model.hold_headers)
         return body, fields
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import grpc
 import httpx
 import pytest
 
@@ -27,6 +28,8 @@ from server.async_tokenizer import (
 from server.http import call as http_call
 from server.http.call import Call
 from server.json_body import ParsingCost
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import generation_pb2_grpc, options_pb2
 from specdec.core.fields import MAX_PROMPT_TOKENS
 from specdec.errors import InvalidRequestError, QueueFullError
 from tests.server.auth.key_files import make_key
@@ -71,6 +74,18 @@ def test_a_text_that_fits_no_prompt_is_rejected_before_encoding() -> None:
         message = post(server, COMPLETIONS, {"prompt": LARGE}).json()["error"]["message"]
         assert "prompt has 16386 tokens" in message
         assert watched.longest_text == len(LARGE)
+
+
+def test_a_prediction_that_fits_no_answer_is_named() -> None:
+    prediction = {"type": "content", "content": LARGE}
+    with running(Watched) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [{"role": "user", "content": "a"}]})):
+            error = post(server, path, {**body, "prediction": prediction}).json()["error"]
+            assert (error["param"], error["code"]) == ("prediction", "invalid_argument")
+            assert "has at least 16385 tokens, an answer at most 127" in error["message"]
+        message = pb.GenerateRequest(text="a", prediction=options_pb2.PredictionOptions(text=LARGE))
+        with pytest.raises(grpc.RpcError, match="prediction: has at least 16385 tokens"):
+            generation_pb2_grpc.GenerationServiceStub(channel).Generate(message)
 
 
 def test_a_rate_limited_key_has_no_large_text_encoded(tmp_path: Path) -> None:
