@@ -279,7 +279,6 @@ class HttpServer:
         config.load()
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
-        self._started = False
 
     async def start(self) -> int:
         """Listen, and return the port.
@@ -296,12 +295,11 @@ class HttpServer:
             ) from None
         port: int = sockets[0].getsockname()[1]
         await self._uvicorn.startup(sockets=sockets)
-        self._started = True
         return port
 
     async def stop(self, grace_s: float = _GRACE_S) -> None:
         """Close the port, wait up to ``grace_s`` seconds for answers being written, and close all connections."""
-        if not self._started:
+        if not self._uvicorn.started:
             return
         for server in self._uvicorn.servers:
             server.close()
