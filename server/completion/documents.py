@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specdec.errors import ViolationCollector
+from specdec.errors import InvalidRequestError, ViolationCollector
 
 MAX_CHARACTERS = 1 << 21
 # Characters around a gap that a prompt may use. The text before it starts at a multiple of BEFORE_STEP, so that the
@@ -39,7 +39,10 @@ class OffsetUnit(StrEnum):
         return len(text.encode(encoding, "surrogatepass")) // width
 
 
-_ENCODINGS = {OffsetUnit.UTF8: ("utf-8", 1), OffsetUnit.UTF16: ("utf-16-le", 2)}  # and bytes of a unit
+# And bytes of a unit
+_ENCODINGS = {
+    OffsetUnit.CODE_POINT: ("utf-32-le", 4), OffsetUnit.UTF16: ("utf-16-le", 2), OffsetUnit.UTF8: ("utf-8", 1)
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +62,25 @@ class TextDocument:
     def __init__(self, text: str, version: int, language: str = "") -> None:
         self.text, self.version, self.language = text, version, language
 
-    def apply(self, edits: Sequence[TextEdit], version: int, unit: OffsetUnit, field: str = "edits") -> None:
+    def apply(self, edits: Sequence[TextEdit], version: int, unit: OffsetUnit) -> None:
         """Apply each edit in turn, all or none.
 
         Raises:
             InvalidRequestError: an edit lies outside of the text, or the text would grow too long.
         """
-        text, violations = self.text, ViolationCollector()
+        if self.text.isascii() and all(edit.text.isascii() for edit in edits):
+            unit = OffsetUnit.UTF8  # the offsets are the same, and the text is the shortest
+        encoding, width = _ENCODINGS[unit]
+        data = bytearray(self.text.encode(encoding))  # once for all edits, of which there may be thousands
         for i, edit in enumerate(edits):
-            start, end = (place_of(text, offset, unit) for offset in (edit.start, edit.end))
-            ok = start is not None and end is not None and start <= end
-            violations.check(ok, f"{field}[{i}]", "start and end must lie in the text, in order, between characters")
-            violations.raise_if_any()
-            assert start is not None
-            assert end is not None
-            text = text[:start] + edit.text + text[end:]
-        check_length(text, field, violations)
+            start, end = edit.start * width, edit.end * width
+            if not (0 <= start <= end <= len(data) and all(_is_between(data, at, unit) for at in (start, end))):
+                raise InvalidRequestError.of(
+                    f"edits[{i}]", "start and end must lie in the text, in order, between characters"
+                )
+            data[start:end] = edit.text.encode(encoding)
+        text, violations = data.decode(encoding), ViolationCollector()
+        check_length(text, "edits", violations)
         violations.raise_if_any()
         self.text, self.version = text, version
 
@@ -83,6 +89,15 @@ class TextDocument:
         characters."""
         start = max(0, place - CHARACTERS_BEFORE) // BEFORE_STEP * BEFORE_STEP
         return self.text[start:place], self.text[place : place + CHARACTERS_BEHIND]
+
+
+def _is_between(data: bytearray, at: int, unit: OffsetUnit) -> bool:
+    """Whether no character of an encoded text goes on at byte ``at``."""
+    if at == len(data):
+        return True
+    if unit is OffsetUnit.UTF8:
+        return data[at] & 0xC0 != 0x80  # no continuation byte
+    return unit is OffsetUnit.CODE_POINT or data[at + 1] & 0xFC != 0xDC  # no low surrogate
 
 
 def check_length(text: str, field: str, violations: ViolationCollector) -> None:
@@ -139,8 +154,3 @@ class Gap:
     repo: str = ""
     path: str = ""
     language: str = ""
-
-    @property
-    def line_head(self) -> str:
-        """The part of the cursor's line before the cursor."""
-        return self.prefix[self.prefix.rfind("\n") + 1 :]

@@ -119,7 +119,7 @@ def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
     """The rules in ``options.base.stopping``, and those derived from the gap: the indentation of the cursor's line, the
     brackets open there, the text after it. None if there are none."""
     rules = options.base.stopping.rules or TextRules()
-    head = gap.line_head
+    head = gap.prefix[gap.prefix.rfind("\n") + 1 :]  # of the cursor's line
     if options.dedent and rules.min_indent is None:
         # None at the margin: nothing is less indented.
         rules = replace(rules, min_indent=len(head) - len(head.lstrip(" \t")) or None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,20 +97,52 @@ def test_no_offset_is_inside_a_character() -> None:
     assert [place_of("a😀b", i, OffsetUnit.UTF8) for i in range(7)] == [0, 1, None, None, None, 2, 3]
 
 
-@given(text=TEXT, edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), TEXT), max_size=4))
-def test_edits_are_applied_in_order_or_not_at_all(text: str, edits: list[tuple[int, int, str]]) -> None:
+def length_in(unit: OffsetUnit, text: str) -> int:
+    encoding, width = {"utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}.get(unit, ("utf-32-le", 4))
+    return len(text.encode(encoding)) // width
+
+
+@given(
+    text=TEXT,
+    edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), TEXT), max_size=4),
+    unit=st.sampled_from(OffsetUnit),
+)
+def test_edits_are_applied_in_order_or_not_at_all(
+    text: str, edits: list[tuple[int, int, str]], unit: OffsetUnit
+) -> None:
     document, expected, ok = TextDocument(text, 1), text, True
+    changes = []
     for start, end, new in edits:
         ok = ok and start <= end <= len(expected)
+        beyond = 4 * max(0, end - len(expected))  # units, so that it stays beyond
+        changes.append(TextEdit(length_in(unit, expected[:start]), length_in(unit, expected[:end]) + beyond, new))
         expected = expected[:start] + new + expected[end:]
-    changes = [TextEdit(*edit) for edit in edits]
     if ok:
-        document.apply(changes, 2, OffsetUnit.CODE_POINT)
+        document.apply(changes, 2, unit)
         assert (document.text, document.version) == (expected, 2)
     else:
         with pytest.raises(InvalidRequestError):
-            document.apply(changes, 2, OffsetUnit.CODE_POINT)
+            document.apply(changes, 2, unit)
         assert (document.text, document.version) == (text, 1)
+
+
+@pytest.mark.parametrize(("unit", "inside"), [(OffsetUnit.UTF16, [2]), (OffsetUnit.UTF8, [2, 3, 4])])
+def test_an_edit_inside_a_character_is_refused(unit: OffsetUnit, inside: list[int]) -> None:
+    for at in inside:
+        for start, end in ((at, at), (1, at), (at, at + 4)):
+            with pytest.raises(InvalidRequestError, match=r"edits\[1\]: .*between characters"):
+                TextDocument("a😀bcdef", 1).apply([TextEdit(0, 0, ""), TextEdit(start, end, "x")], 2, unit)
+
+
+@pytest.mark.parametrize("unit", OffsetUnit)
+def test_thousands_of_edits_of_a_long_document_take_no_time(unit: OffsetUnit) -> None:
+    line = "let größe = 1;\n"
+    document, length = TextDocument(line * 100_000, 1), length_in(unit, line)
+    edits = [TextEdit(i * (20 * length + 2), i * (20 * length + 2) + 3, "const") for i in range(5000)]
+    began_s = time.monotonic()
+    document.apply(edits, 2, unit)
+    assert time.monotonic() - began_s < 3.0  # encoded for each edit: up to 23 seconds
+    assert document.text == (line.replace("let", "const") + line * 19) * 5000
 
 
 def test_documents_do_not_grow_without_bound() -> None:
