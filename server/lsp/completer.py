@@ -21,7 +21,7 @@ from server.lsp.documents import (
     folders_of,
     plain,
     read_settings,
-    secret,
+    served,
 )
 from server.lsp.inline_edits import InlineEdits
 from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
@@ -195,10 +195,7 @@ class Completer:
         return types.CompletionList(is_incomplete=True, items=[item])
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
-        mode = self.settings.mode
-        if mode == "off" or (mode == "manual" and not invoked):
-            return False
-        return document.language not in self.settings.disabled_languages and not secret(document.name, self.settings)
+        return served(document, self.settings) and (invoked or self.settings.mode == "auto")
 
     def _request(
         self, document: OpenDocument, place: int, menu: types.SelectedCompletionInfo | None = None
@@ -279,7 +276,7 @@ class Workplace:
         """The user looks at a document now."""
         document = self.documents.get(uri)
         if document is not None:
-            self.documents.focus(uri)
+            document.use()
             self.completer.touched(document)
 
     async def next_edits(self, where: types.TextDocumentPositionParams, params: dict[str, Any]) -> list[dict[str, Any]]:

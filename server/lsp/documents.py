@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from lsprotocol import types
@@ -152,11 +152,6 @@ LOGGED = 256  # edits; a server that is further behind gets the whole text
 _REVISIONS = itertools.count(1)
 
 
-class _Logged(NamedTuple):
-    revision: int  # after the edit
-    edit: pb.TextEdit
-
-
 class OpenDocument:
     """A document of the editor, with the log of its recent edits."""
 
@@ -165,15 +160,19 @@ class OpenDocument:
         self.name = name  # for the server and the model
         self._unit = unit
         self._content = SyncedText(text, unit)
-        self._log: deque[_Logged] = deque(maxlen=LOGGED)
+        self._log: deque[tuple[int, pb.TextEdit]] = deque(maxlen=LOGGED)  # edits, each after the revision it changes
         # Identifies this very text in the process, so a server's copy stays valid after the document is reopened.
-        self.revision = self._log_from = next(_REVISIONS)
+        self.revision = next(_REVISIONS)
         self.touched = 0  # index of the last change or completion
-        self.used_ms = _now_ms()  # of the last change or completion, Unix time
+        self.use()
 
     @property
     def text(self) -> str:
         return self._content.text
+
+    def use(self) -> None:
+        """The user looks at it."""
+        self.used_ms = time.time_ns() // 1_000_000  # Unix time
 
     def place(self, position: types.Position) -> int:
         return self._content.place(position.line, position.character)
@@ -191,17 +190,17 @@ class OpenDocument:
             else:
                 self._content = SyncedText(change.text, self._unit)
                 self._log.clear()
-                self.revision = self._log_from = next(_REVISIONS)
+                self.revision = next(_REVISIONS)
                 self.touched = min(self.touched, len(self.text))
-        self.used_ms = _now_ms()
+        self.use()
 
     def edits_since(self, revision: int | None) -> Sequence[pb.TextEdit] | None:
         """The edits from a revision to the current one, offsets in code points; None: sending the text is shorter."""
         if revision == self.revision:
             return ()
-        if revision is None or revision < self._log_from:
+        if revision is None or all(before != revision for before, _ in self._log):
             return None
-        edits = [logged.edit for logged in self._log if logged.revision > revision]
+        edits = [edit for before, edit in self._log if before >= revision]
         return edits if sum(len(edit.text) for edit in edits) < len(self.text) else None
 
     def completed_at(self, position: types.Position) -> int:
@@ -212,7 +211,8 @@ class OpenDocument:
         """
         if position.line >= self._content.n_lines:
             raise BeyondDocumentError(position.line, self._content.n_lines)
-        self.touched, self.used_ms = self.place(position), _now_ms()
+        self.touched = self.place(position)
+        self.use()
         return self.touched
 
     def excerpt(self, characters: int) -> str:
@@ -230,16 +230,10 @@ class OpenDocument:
 
     def _replace(self, start: int, end: int, text: str) -> None:
         self._content.replace(start, end, text)
-        if len(self._log) == LOGGED:
-            self._log_from = self._log[0].revision
-        self.revision = next(_REVISIONS)
         edit = pb.TextEdit(start=start, end=end, text=self.text[start : start + len(text)])
-        self._log.append(_Logged(self.revision, edit))
+        self._log.append((self.revision, edit))
+        self.revision = next(_REVISIONS)
         self.touched = start + len(text)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Project:
@@ -299,11 +293,6 @@ class DocumentTable:
     def get(self, uri: str) -> OpenDocument | None:
         return self._documents.get(uri)
 
-    def focus(self, uri: str) -> None:
-        """The user looks at a document."""
-        if uri in self._documents:
-            self._documents[uri].used_ms = _now_ms()
-
     def close(self, uri: str) -> OpenDocument | None:
         return self._documents.pop(uri, None)
 
@@ -321,6 +310,15 @@ class DocumentTable:
             found.append(options_pb2.ContextFile(filename=other.name, text=text, time_ms=other.used_ms))
             left -= len(text)
         return found
+
+
+def served(document: OpenDocument, settings: Settings) -> bool:
+    """Whether the settings allow to suggest anything in a document."""
+    return (
+        settings.mode != "off"
+        and document.language not in settings.disabled_languages
+        and not secret(document.name, settings)
+    )
 
 
 def secret(name: str, settings: Settings) -> bool:
