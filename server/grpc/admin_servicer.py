@@ -14,7 +14,7 @@ from server.grpc.errors import guarded
 from server.served_model import Models
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc
 from specdec.config import WeightDtype
-from specdec.errors import ViolationCollector
+from specdec.errors import InvalidRequestError, ViolationCollector
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _DTYPES = get_args(WeightDtype)
@@ -28,10 +28,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @guarded
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
-        violations = ViolationCollector()
-        sound = math.isfinite(timeout_s) and timeout_s >= 0
-        violations.check(sound, "timeout_s", "must be a number of seconds, not negative")
-        violations.raise_if_any()
+        if not 0 <= timeout_s < math.inf:
+            raise InvalidRequestError.of("timeout_s", "must be a number of seconds, not negative")
         drained = Models([self._models.named(request.model)]) if request.model else self._models
         for model in drained:
             model.gate.close()

@@ -95,7 +95,7 @@ def read_ttft(
     """Return the objective of time to first token in milliseconds, if there is one. path: of the message."""
     if not message.HasField("ttft_ms"):
         return None
-    good = math.isfinite(message.ttft_ms) and message.ttft_ms > 0
+    good = 0 < message.ttft_ms < math.inf
     violations.check(good, f"{path}ttft_ms", "must be a positive number of milliseconds; leave it out for no objective")
     return message.ttft_ms
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -66,9 +65,8 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
     if forbids_retry(error):
         trailers.append((NO_RETRY_HEADER, "true"))
-    retry_s = error.retry_after_s
-    if retry_s is not None:
-        trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))
+    if error.retry_after_s is not None:
+        trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after_s * 1e3))))
     await context.abort(code, status.message, tuple(trailers))
 
 
@@ -99,12 +97,10 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
         metadata["engines_stopped"] = str(stopped)
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_s is not None:
-        details.append(RetryInfo(retry_delay=_duration(error.retry_after_s)))
+        details.append(RetryInfo(retry_delay=timedelta(seconds=error.retry_after_s)))
     status = Status(code=code.value[0], message=_cut(str(error), _MESSAGE_BYTES))
     for detail in details:
-        packed = AnyMessage()
-        packed.Pack(detail)
-        status.details.append(packed)
+        status.details.add().Pack(detail)
     return status
 
 
@@ -118,11 +114,6 @@ def _violations(error: InvalidRequestError) -> list[BadRequest.FieldViolation]:
             break
         found.append(BadRequest.FieldViolation(field=field, description=description))
     return found
-
-
-def _duration(seconds: float) -> Duration:
-    whole = int(seconds)
-    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
 
 
 def _cut(text: str, limit: int) -> str:

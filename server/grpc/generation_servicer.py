@@ -29,7 +29,7 @@ from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
 from specdec.core.types import Delta, Finished, Request, Started, trace_dict
-from specdec.errors import ViolationCollector
+from specdec.errors import InvalidRequestError, ViolationCollector
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -86,23 +86,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @guarded
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
-        violations = ViolationCollector()
-        violations.check(bool(request.request_id), "request_id", "must not be empty")
-        violations.raise_if_any()
-        caller, asked = current_caller(), request.request_id
-        aborted = [model.admission.abort(caller, asked) for model in self._models]
+        if not request.request_id:
+            raise InvalidRequestError.of("request_id", "must not be empty")
+        aborted = [model.admission.abort(current_caller(), request.request_id) for model in self._models]
         return generation_pb2.AbortResponse(aborted=any(aborted))
 
     @guarded
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
-        violations = ViolationCollector()
         which = request.WhichOneof("input")
-        violations.check(which is not None, "input", "one of text and chat is needed")
-        violations.raise_if_any()
+        if which is None:
+            raise InvalidRequestError.of("input", "one of text and chat is needed")
         model = self._models.named(request.model)
         if which == "chat":
+            violations = ViolationCollector()
             ids = await read_chat(request.chat, model, violations)
             violations.raise_if_any()
         else:
@@ -116,11 +114,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
-        violations = ViolationCollector()
         model = self._models.named(request.model)
         size = model.info.vocab_size
-        violations.check(max(request.token_ids, default=0) < size, "token_ids", f"ids must lie in [0, {size})")
-        violations.raise_if_any()
+        if max(request.token_ids, default=0) >= size:
+            raise InvalidRequestError.of("token_ids", f"ids must lie in [0, {size})")
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await model.tokenizer.decode(list(request.token_ids), skip_special=skip)
         return generation_pb2.DetokenizeResponse(text=text)
@@ -177,8 +174,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def GetTrace(self, request: model_pb2.GetTraceRequest, context: Context) -> model_pb2.GetTraceResponse:
         """Asks the engine process, also while the server drains."""
         limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
-        violations = ViolationCollector()
-        violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
-        violations.raise_if_any()
+        if not 1 <= limit <= MAX_TRACE_STEPS:
+            raise InvalidRequestError.of("limit", f"{TRACE_LIMIT_RULE}, got {limit}")
         steps = await self._models.named(request.model).client.trace(limit)
         return model_pb2.GetTraceResponse(steps_json=[write_json(trace_dict(step)).decode() for step in steps])

@@ -15,31 +15,20 @@ from server.body_budget import BodyBudget, connection_limit
 from server.grpc.admin_servicer import AdminServicer, ExperimentServicer
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
-from server.grpc.interceptors import AuthInterceptor, GrpcCalls, MessageInterceptor
+from server.grpc.interceptors import METHODS, AuthInterceptor, GrpcCalls, MessageInterceptor
 from server.observe.observer import Observer
 from server.served_model import Models
 from specdec.api.v1 import (
-    admin_pb2,
     admin_pb2_grpc,
-    completion_pb2,
     completion_pb2_grpc,
-    experiment_pb2,
     experiment_pb2_grpc,
-    generation_pb2,
     generation_pb2_grpc,
-    model_pb2,
     model_pb2_grpc,
 )
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
-SERVICES = (
-    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
-    completion_pb2.DESCRIPTOR.services_by_name["CompletionService"].full_name,
-    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
-    experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
-)
+SERVICES = tuple(dict.fromkeys(method.containing_service.full_name for method in METHODS.values()))
 GONE_S = 60.0  # of silence after which the server pings a client
 ANSWER_S = 20.0  # for the answer to a ping
 HANDSHAKE_S = 10.0  # for a connection to begin HTTP/2
@@ -55,20 +44,11 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class GrpcServer:
     """Health checks report what `report_health` last found."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        models: Models,
-        observer: Observer | None = None,
-        budget: BodyBudget | None = None,
-    ) -> None:
-        access = models.first.access
-        self._config, self._access, self._models = config, access, models
+    def __init__(self, config: ServerConfig, models: Models, observer: Observer, budget: BodyBudget) -> None:
+        self._config, self._access, self._models = config, models.first.access, models
         self._health = health.aio.HealthServicer()
-        budget = budget or BodyBudget()
-        self._messages = MessageInterceptor(budget)
         self._server = grpc.aio.server(
-            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), self._messages],
+            interceptors=[GrpcCalls(observer), AuthInterceptor(self._access), MessageInterceptor(budget)],
             maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.max_receive_message_length", budget.longest),
