@@ -11,7 +11,7 @@ from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Star
 
 
 class CompletionRun:
-    """A request's events, and the text and end of sample 0. Call `leave` after reading."""
+    """A request's events, and the text and end of sample 0. Use it as ``with closing(...)``."""
 
     def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
         """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix
@@ -25,7 +25,7 @@ class CompletionRun:
         self._on_computed = on_computed
         source.watcher = self._saw
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Stop reading, which ends the request."""
         self.source.close()
 

@@ -7,11 +7,12 @@ import re
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from enum import StrEnum
 
 from server.auth.principal import Principal
 from server.completion.completion_run import CompletionRun
-from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument
+from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import Finished, FinishReason, Request, TextRules
@@ -21,10 +22,6 @@ from verify_kernels.forward_batch import PAGE_SIZE
 # Finish reasons after which a new request for the same gap may get a longer text
 _UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
 FURTHEST_AHEAD = 16  # characters typed beyond the generated text; more are prefilled faster than generated
-
-
-Start = Callable[[Principal, Request, str], CompletionRun]
-"""Submits a request, as `CompletionService.start`."""
 
 
 class GenerationRun:
@@ -122,7 +119,7 @@ class GenerationRun:
 
     def _end(self) -> None:
         self.ended = True
-        self._run.leave()
+        self._run.close()
         self._notify()
 
 
@@ -208,7 +205,10 @@ class EditorSession:
     Otherwise the generation is ended, and the rest of its text is the predicted output of the new request.
     """
 
-    def __init__(self, session_id: str, maker: RequestMaker, start: Start) -> None:
+    def __init__(
+        self, session_id: str, maker: RequestMaker, start: Callable[[Principal, Request, str], CompletionRun]
+    ) -> None:
+        """start: submits a request, as `CompletionService.start`."""
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
         self.used_s = 0.0  # monotonic seconds of the last use
@@ -265,12 +265,9 @@ class EditorSession:
         """
         async for request in self._maker.read_ahead(gap, options, principal):
             check(request)
-            run = self._start(principal, request, "")
-            try:
+            with closing(self._start(principal, request, "")) as run:
                 async for _ in run.read():
                     pass
-            finally:
-                run.leave()
             end = run.finished
             if end is None or end.reason is not FinishReason.LENGTH:
                 return  # aborted by another call
@@ -293,7 +290,7 @@ class EditorSession:
             return ""
         if change >= 0 and gap.prefix.startswith(prefix):
             typed = gap.prefix[len(prefix) :]
-            agreed = next((i for i, (a, b) in enumerate(zip(typed, text, strict=False)) if a != b), len(typed))
+            agreed = common_length(typed, text)
             rest = text[agreed:][:LARGEST_DRAFT]
             # A word was replaced by another: the text after it is still likely.
             return rest if agreed == len(typed) else _WORD.sub("", rest, count=1)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, common_length, place_of
@@ -140,11 +141,7 @@ class EditPlace:
     @cached_property
     def starts(self) -> list[int]:
         """The index of each line's first character."""
-        found, at = [], 0
-        for line in self.text.split("\n"):
-            found.append(at)
-            at += len(line) + 1
-        return found
+        return list(accumulate((len(line) + 1 for line in self.text.split("\n")[:-1]), initial=0))
 
     @cached_property
     def cursor_line(self) -> int:
@@ -461,5 +458,5 @@ class EditReader:
         old = place.text[start:end]
         head = common_length(old, text)
         tail = common_length(old[head:][::-1], text[head:][::-1])
-        start, end = (self._place.unit.units_of(self._place.text[:at]) for at in (start + head, end - tail))
+        start, end = (place.unit.units_of(place.text[:at]) for at in (start + head, end - tail))
         return TextEdit(start, end, text[head : len(text) - tail])

@@ -222,9 +222,9 @@ class PromptPacker:
     def _frame(self, gap: Gap, tokens: FimTokens, owner: str) -> tuple[list[int], list[int], list[int]]:
         """Ids before the context, ids between context and prefix, and the template's separators."""
         marks = [i for i in (tokens.prefix, tokens.suffix, tokens.middle) if i >= 0]
-        if not gap.files and not gap.repo:
-            return list(self._text.begin), [], marks
         begin = list(self._text.begin)
+        if not gap.files and not gap.repo:
+            return begin, [], marks
         if tokens.repo >= 0 and gap.repo:
             name = gap.repo + ("\n" if tokens.template.newline else "")
             begin += [tokens.repo, *self._text.encode(name, owner)]

@@ -12,15 +12,7 @@ from functools import partial
 from server.auth.principal import Limits, Principal, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
-from server.completion.time_budget import (
-    FINE_BUDGET,
-    FIRST_AHEAD,
-    MOST_TOKENS,
-    Objective,
-    TimeBudget,
-    budgets,
-    cached_tokens,
-)
+from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, MOST_TOKENS, TimeBudget, budgets, cached_tokens
 from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
 from specdec.errors import EngineDeadError
@@ -43,10 +35,6 @@ class CompletionOptions:
     dedent: bool = True  # end where the text leaves the gap's block
     bracket: bool = True  # end where the text closes a bracket that it did not open
     suffix: bool = True  # end where the text repeats the text after the gap
-
-    def of_session(self, session: str) -> CompletionOptions:
-        """The same options, in a session."""
-        return replace(self, base=replace(self.base, session=session))
 
     @property
     def repeatable(self) -> bool:
@@ -188,17 +176,15 @@ class RequestMaker:
     async def _pack(
         self, gap: Gap, mode: FillMode, budget: int, owner: str, *, heal: bool, ttft_ms: float | None = None
     ) -> PackedPrompt:
-        packer = self.packer
+        packer, objective = self.packer, self.time.objective(owner, ttft_ms)
+        pack = partial(packer.pack, gap, mode, owner=owner, heal=heal)
 
-        def pack(within: int) -> PackedPrompt:
-            return packer.pack(gap, mode, within, owner, heal=heal)
-
-        def pack_in_time(objective: Objective) -> PackedPrompt:
+        def make() -> PackedPrompt:
+            if objective is None:
+                return pack(budget)
             packed = objective.choose(pack, budget)
             return replace(packed, omitted=packer.omitted(gap, packed))
 
-        objective = self.time.objective(owner, ttft_ms)
-        make = partial(pack, budget) if objective is None else partial(pack_in_time, objective)
         return make() if packer.is_quick(gap, owner) else await asyncio.to_thread(make)
 
     async def make(

@@ -112,7 +112,7 @@ class CompletionService:
         self.sessions = SessionTable(partial(EditorSession, maker=maker, start=self.start))
 
     def start(self, principal: Principal, request: Request, supersedes_key: str = "") -> CompletionRun:
-        """Submit ``request``; the run must be left. The time of its prompt is learned if it has an objective.
+        """Submit ``request``; the run must be closed. The time of its prompt is learned if it has an objective.
 
         Raises:
             RequestError: the request is refused.

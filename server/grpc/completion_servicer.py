@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
 
 from server.auth.access import grpc_caller
 from server.auth.principal import current_caller, set_caller
@@ -143,7 +144,7 @@ class CompletionSession:
         owner = current_caller().scoped(options.base.cache_salt)
         session = self._session or self._model.completion.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
-        self._options = options.of_session(session.session_id)
+        self._options = replace(options, base=replace(options.base, session=session.session_id))
         self._supersedes_key = setup.scheduling.supersedes_key
         held = {uri: document.version for uri, document in session.documents.items()}
         ready = pb.SessionReady(
@@ -265,13 +266,9 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             principal, service = current_caller(), model.completion
             asked = await _read(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
-            key = request.scheduling.supersedes_key
-            run = service.start(principal, asked, key)
-            try:
+            with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
                 async for event in run.read():
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
-            finally:
-                run.leave()
             if run.text:
                 service.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
@@ -288,17 +285,14 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             principal, service, suggested = current_caller(), model.completion, False
             asked, reader = await _read_edit(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
-            run = service.start(principal, asked, request.scheduling.supersedes_key)
             owner = principal.scoped(asked.cache_salt)
-            try:
+            with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
                 async for event in run.read():
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True
                             service.outcomes.suggested(owner, asked.request_id)
                         await answer.write(event, message)
-            finally:
-                run.leave()
 
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
@@ -321,7 +315,7 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     prediction = await read_prediction(message, model, violations)
     request_id = message.request_id or uuid.uuid4().hex
     request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
-    request = dataclasses.replace(request, prediction_ids=prediction)
+    request = replace(request, prediction_ids=prediction)
     validate(request, model.info, violations)
     return with_deadline(request, context)
 

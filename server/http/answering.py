@@ -117,7 +117,7 @@ async def _completion(call: Call, request: Request) -> AsyncGenerator[tuple[int,
         async for event in run.read():
             yield 0, event
     finally:
-        run.leave()
+        run.close()
 
 
 class Answer(Protocol):

@@ -90,7 +90,7 @@ class Soak:
                 if limit is not None and seen > limit:
                     return
         finally:
-            run.leave()
+            run.close()
 
 
 @pytest.mark.parametrize(

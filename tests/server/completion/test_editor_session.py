@@ -20,7 +20,7 @@ from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, 
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
-OPTIONS = CompletionOptions().of_session("s")
+OPTIONS = CompletionOptions(replace(CompletionOptions().base, session="s"))
 GAP = Gap("def add(a, b):\n    re", "\n\nprint(add(1, 2))\n")
 
 
