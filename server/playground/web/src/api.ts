@@ -13,6 +13,15 @@ export class ApiError extends Error {
   }
 }
 
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** As in an ApiError; -1 for another error. */
+export function statusOf(error: unknown): number {
+  return error instanceof ApiError ? error.status : -1;
+}
+
 async function call(path: string, key: string, init: RequestInit = {}): Promise<Response> {
   const headers = { ...(key && { authorization: `Bearer ${key}` }), ...init.headers };
   let response: Response;

@@ -1,7 +1,7 @@
 // A viewer of /openapi.json at /docs.
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { getJson } from "./api";
+import { getJson, messageOf } from "./api";
 import { Header } from "./header";
 import { apiKey, connection, locked } from "./store";
 
@@ -37,7 +37,7 @@ async function load(): Promise<void> {
     api.value = await getJson<Document>("/openapi.json", apiKey.value);
     error.value = "";
   } catch (failure) {
-    error.value = failure instanceof Error ? failure.message : String(failure);
+    error.value = messageOf(failure);
   }
 }
 

@@ -16,10 +16,8 @@ export function OutputPanel() {
           <Side run={compared.off} />
           <Side run={compared.auto} />
         </div>
-      ) : run && run.tokens > 0 ? (
-        <Filled run={run} />
       ) : (
-        <Empty run={run} />
+        <Answer run={run} />
       )}
     </Panel>
   );
@@ -30,16 +28,14 @@ function Side({ run }: { run: Run | null }) {
   if (!run) return <p class="empty">Auto runs next: in parallel, each run would slow the other.</p>;
   return (
     <div class="side-by">
-      {run.tokens > 0 ? (
-        <>
-          <Summary run={run} />
-          <Filled run={run} />
-        </>
-      ) : (
-        <Empty run={run} />
-      )}
+      {run.tokens > 0 && <Summary run={run} />}
+      <Answer run={run} />
     </div>
   );
+}
+
+function Answer({ run }: { run: Run | null }) {
+  return run && live(run).tokens > 0 ? <Filled run={run} /> : <Empty run={run} />;
 }
 
 function Summary({ run }: { run: Run }) {

@@ -127,8 +127,8 @@ export function faultOf(form: Form): { field: keyof Form; message: string } | nu
 }
 
 /** Path and body. `salt` isolates caches from those of other requests; an empty `model` is the server's choice. */
-export function requestOf(form: Form, mode: Mode, seed: number | null, salt: string, model = ""): { path: string; body: object } {
-  const speculation: Record<string, unknown> = { mode };
+export function requestOf(form: Form, salt: string, model = ""): { path: string; body: object } {
+  const speculation: Record<string, unknown> = { mode: form.mode };
   if (form.drafters?.length) speculation.drafters = form.drafters;
   if (form.maxNodes !== "") speculation.max_nodes = Number(form.maxNodes);
   if (form.maxDepth !== "") speculation.max_depth = Number(form.maxDepth);
@@ -141,7 +141,7 @@ export function requestOf(form: Form, mode: Mode, seed: number | null, salt: str
     speculation,
   };
   if (model) body.model = model;
-  if (seed !== null) body.seed = seed;
+  if (form.seed !== "") body.seed = Number(form.seed);
   if (salt) body.cache_salt = salt;
   if (form.prediction) body.prediction = { type: "content", content: form.prediction };
   if (form.kind === "raw") return { path: "/v1/completions", body: { ...body, prompt: form.prompt } };

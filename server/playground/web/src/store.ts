@@ -1,6 +1,6 @@
 // The playground's state and actions.
 import { batch, computed, signal } from "@preact/signals";
-import { ApiError, getJson, stream } from "./api";
+import { ApiError, getJson, messageOf, statusOf, stream } from "./api";
 import { emptyForm, faultOf, type Form, requestOf } from "./request";
 import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
@@ -15,7 +15,6 @@ export interface Selection {
 interface Asked {
   form: Form;
   model: string;
-  seed: number | null;
 }
 
 const HISTORY = 24;
@@ -96,18 +95,19 @@ function refresh(): void {
 export async function generate(): Promise<void> {
   await working(async (asked) => {
     pair.value = null;
-    await runOnce(asked, asked.form.mode, "");
+    await runOnce(asked, "");
   });
 }
 
 /** Run it with speculation off, then auto, with one seed and separate caches. */
 export async function compare(): Promise<void> {
   await working(async (given) => {
-    const asked = { ...given, seed: given.seed ?? crypto.getRandomValues(new Uint32Array(1))[0]! };
+    const seed = given.form.seed || String(crypto.getRandomValues(new Uint32Array(1))[0]);
+    const asked = (mode: Mode): Asked => ({ ...given, form: { ...given.form, mode, seed } });
     const salt = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     pair.value = null;
-    const off = await runOnce(asked, "off", salt(), (run) => (pair.value = { off: run, auto: null }));
-    if (off.state === "done") await runOnce(asked, "auto", salt(), (run) => (pair.value = { off, auto: run }));
+    const off = await runOnce(asked("off"), salt(), (run) => (pair.value = { off: run, auto: null }));
+    if (off.state === "done") await runOnce(asked("auto"), salt(), (run) => (pair.value = { off, auto: run }));
   });
 }
 
@@ -122,7 +122,7 @@ async function working(work: (asked: Asked) => Promise<void>): Promise<void> {
   stopper = new AbortController();
   busy.value = true;
   try {
-    await work({ form: form.value, model: chosen(), seed: form.value.seed === "" ? null : Number(form.value.seed) });
+    await work({ form: form.value, model: chosen() });
   } finally {
     busy.value = false;
     stopper = null;
@@ -130,15 +130,15 @@ async function working(work: (asked: Asked) => Promise<void>): Promise<void> {
   }
 }
 
-async function runOnce(asked: Asked, mode: Mode, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
-  const run = new Run(++runs, mode);
+async function runOnce(asked: Asked, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
+  const run = new Run(++runs, asked.form.mode);
   const signal = stopper!.signal;
   batch(() => {
     history.value = [...history.value, run].slice(-HISTORY);
     begun(run);
     show(run);
   });
-  const { path, body } = requestOf(asked.form, mode, asked.seed, salt, asked.model);
+  const { path, body } = requestOf(asked.form, salt, asked.model);
   const began = performance.now();
   try {
     for await (const chunk of stream(path, body, apiKey.value, signal)) {
@@ -156,9 +156,8 @@ async function runOnce(asked: Asked, mode: Mode, salt: string, begun: (run: Run)
 function fail(run: Run, error: unknown, stopped: boolean): void {
   run.state = stopped ? "stopped" : "failed";
   if (stopped) return;
-  const status = error instanceof ApiError ? error.status : -1;
-  const message = error instanceof Error ? error.message : String(error);
-  notice.value = { message, field: error instanceof ApiError ? error.field : "", lost: status === 0 };
+  const status = statusOf(error);
+  notice.value = { message: messageOf(error), field: error instanceof ApiError ? error.field : "", lost: status === 0 };
   if (status === 401) connection.value = "key";
   if (status <= 0) void look();
 }
@@ -171,7 +170,7 @@ export async function look(): Promise<void> {
     connection.value = "ready";
     if (notice.value?.lost) notice.value = null;
   } catch (error) {
-    const status = error instanceof ApiError ? error.status : -1;
+    const status = statusOf(error);
     if (status === 404 && chosen()) {
       info.value = null; // the server has restarted without the chosen model
       change({ drafters: null });
@@ -197,7 +196,7 @@ export async function choose(model: string): Promise<void> {
 
 /** The form's request as a command line. */
 export function asCurl(): string {
-  const { path, body } = requestOf(form.value, form.value.mode, form.value.seed === "" ? null : Number(form.value.seed), "", chosen());
+  const { path, body } = requestOf(form.value, "", chosen());
   const quoted = (text: string) => `'${text.replace(/'/g, "'\\''")}'`;
   const key = apiKey.value ? ` -H "Authorization: Bearer $SPECDEC_KEY"` : "";
   return `curl -N ${location.origin}${path}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
@@ -224,7 +223,7 @@ export async function readTrace(): Promise<void> {
     traceError.value = "";
   } catch (error) {
     // The header reports a lost connection.
-    traceError.value = error instanceof ApiError && error.status === 0 ? "" : error instanceof Error ? error.message : String(error);
+    traceError.value = statusOf(error) === 0 ? "" : messageOf(error);
   }
 }
 

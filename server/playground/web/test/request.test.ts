@@ -16,7 +16,7 @@ test("every example can be sent", () => {
 
 test("a gap is asked for by what stands around it", () => {
   const form = { ...emptyForm(), kind: "fill" as const, prefix: "a", suffix: "b" };
-  const { path, body } = requestOf(form, "auto", null, "");
+  const { path, body } = requestOf(form, "");
   assert.equal(path, "/v1/completions");
   const { prompt, suffix } = body as Record<string, unknown>;
   assert.deepEqual([prompt, suffix], ["a", "b"]);
@@ -24,7 +24,7 @@ test("a gap is asked for by what stands around it", () => {
 });
 
 test("a model is named where there is a choice", () => {
-  const of = (model?: string) => (requestOf(emptyForm(), "auto", null, "", model).body as Record<string, unknown>).model;
+  const of = (model?: string) => (requestOf(emptyForm(), "", model).body as Record<string, unknown>).model;
   assert.deepEqual([of(), of(""), of("fim")], [undefined, undefined, "fim"]);
 });
 
@@ -43,8 +43,8 @@ test("an invalid value is reported by its field", () => {
 });
 
 test("a request has what the form says, and nothing that it leaves open", () => {
-  const form = { ...emptyForm(), kind: "raw" as const, prompt: "p", drafters: ["suffix"], maxDepth: "3", prediction: "q" };
-  const { path, body } = requestOf(form, "on", null, "");
+  const given = { prompt: "p", mode: "on" as const, drafters: ["suffix"], maxDepth: "3", seed: "", prediction: "q" };
+  const { path, body } = requestOf({ ...emptyForm(), kind: "raw", ...given }, "");
   assert.equal(path, "/v1/completions");
   assert.deepEqual(body, {
     stream: true,
@@ -60,7 +60,7 @@ test("a request has what the form says, and nothing that it leaves open", () => 
 
 test("a chat leaves empty messages out", () => {
   const messages = [{ role: "system" as const, content: "" }, { role: "user" as const, content: "hi" }];
-  const { path, body } = requestOf({ ...emptyForm(), messages }, "off", 5, "s");
+  const { path, body } = requestOf({ ...emptyForm(), messages, seed: "5" }, "s");
   assert.equal(path, "/v1/chat/completions");
   const { messages: sent, seed, cache_salt } = body as Record<string, unknown>;
   assert.deepEqual([sent, seed, cache_salt], [[{ role: "user", content: "hi" }], 5, "s"]);
