@@ -156,10 +156,11 @@ class BrowserRules:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self._hosts = frozenset(config.allowed_hosts)
+        hosts = config.allowed_hosts
         # A foreign site has no key. The names of a server that other machines reach are unknown here.
-        self._any_host = "*" in self._hosts or not (self._hosts or (config.on_loopback and config.keys_file is None))
-        self._bound = config.host.lower()
+        self._any_host = "*" in hosts or not (hosts or (config.on_loopback and config.keys_file is None))
+        self._names = {*hosts, config.host.lower()}
+        self._suffixes = (*_LOCAL_SUFFIXES, *(host[1:] for host in hosts if host.startswith("*.")))
         self._origins = frozenset(config.cors_origins)
 
     def check(self, method: str, header: Callable[[str], str]) -> None:
@@ -182,15 +183,9 @@ class BrowserRules:
             raise CrossSiteError(origin)
 
     def _is_ours(self, name: str) -> bool:
-        if (
-            name in self._hosts
-            or name == self._bound
-            or any(name.endswith(host[1:]) for host in self._hosts if host.startswith("*."))
-        ):
+        if name in self._names or "." not in name or name.endswith(self._suffixes):
             return True
-        if _is_address(name):
-            return True  # rebinding needs a name
-        return "." not in name or name.endswith(_LOCAL_SUFFIXES)
+        return _is_address(name)  # rebinding needs a name
 
 
 def _name(host: str) -> str:
@@ -214,6 +209,7 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
+KEY_HEADERS = ("authorization", "x-api-key")
 _SCHEME = "bearer "
 
 
@@ -233,17 +229,17 @@ class Access:
         if config.tls_cert is not None and config.tls_key is not None:
             self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
-    async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
+    async def caller(self, headers: Mapping[str, str]) -> Principal:
         """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
-        ``api_key``.
+        ``x-api-key``. Names are lower-case or case-insensitive.
 
         Raises:
             UnauthenticatedError: a key is required and missing or unknown.
         """
         if self._keys is None:
             return ANYBODY
-        key = api_key or ""
-        if authorization is not None and authorization[: len(_SCHEME)].lower() == _SCHEME:
+        authorization, key = (headers.get(name, "") for name in KEY_HEADERS)
+        if authorization[: len(_SCHEME)].lower() == _SCHEME:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
             raise UnauthenticatedError(
@@ -265,7 +261,6 @@ class Access:
         return None if self._tls is None else self._tls.server_context()
 
 
-KEY_HEADERS = ("authorization", "x-api-key")
 # Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
@@ -275,7 +270,7 @@ _OPEN_PATHS = HEALTH_PATHS | PLAYGROUND_PATHS
 
 
 async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
-    """The principal of an HTTP request for ``path``. ``headers`` has lower-case or case-insensitive names.
+    """The principal of an HTTP request for ``path``. headers: as in `Access.caller`.
 
     Editors and SDKs send ``Authorization: Bearer KEY``; some send ``x-api-key: KEY`` too, or only that.
 
@@ -284,8 +279,7 @@ async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> 
     """
     if path in _OPEN_PATHS or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY
-    authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return await access.caller(authorization, api_key)
+    return await access.caller(headers)
 
 
 async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
@@ -294,6 +288,4 @@ async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]
     Raises:
         UnauthenticatedError: a key is required and missing or unknown.
     """
-    headers = {name: value for name, value in metadata or () if isinstance(value, str)}
-    authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
-    return await access.caller(authorization, api_key)
+    return await access.caller({name: value for name, value in metadata or () if isinstance(value, str)})
