@@ -13,14 +13,8 @@ from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import Outcome
-from server.grpc.errors import rich_status, status_code
-from server.grpc.messages import (
-    REASONS,
-    event_message,
-    metrics_message,
-    timings_message,
-    usage_message,
-)
+from server.grpc.errors import rich_status
+from server.grpc.messages import REASONS, event_message, figures
 from server.grpc.request_reader import read_files, read_resume, read_stopping
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import completion_pb2 as pb
@@ -168,13 +162,10 @@ def suggestion_delta(ask_id: int, text: str) -> pb.CompleteSessionResponse:
 
 def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
     assert suggestion.reason is not None  # the suggestion has ended
-    message = pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason])
-    end = suggestion.finished
-    if end is not None:
-        message.usage.CopyFrom(usage_message(end.usage))
-        message.metrics.CopyFrom(metrics_message(end.stats))
-        message.timings.CopyFrom(timings_message(end.timings))
-    return pb.CompleteSessionResponse(finished=message)
+    found = {} if suggestion.finished is None else figures(suggestion.finished)
+    return pb.CompleteSessionResponse(
+        finished=pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason], **found)
+    )
 
 
 def suggestion_dropped(ask_id: int, reason: result.FinishReason.ValueType) -> pb.CompleteSessionResponse:
@@ -183,8 +174,7 @@ def suggestion_dropped(ask_id: int, reason: result.FinishReason.ValueType) -> pb
 
 def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
     """Return the refusal of one request of a session, with the content of a call's status."""
-    code = status_code(error)
-    status = rich_status(code, error)
+    status = rich_status(error)
     message = pb.AskRefused(ask_id=ask_id, code=status.code, reason=error.reason, message=status.message)
     if error.retry_after_s is not None:
         message.retry_after_ms = error.retry_after_s * 1e3

@@ -218,13 +218,9 @@ class CompletionSession:
         self._open_ask = None
 
     async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
-        put, options = self._out.put, self._options
+        put, caller = self._out.put, current_caller()
         with self._model.gate.enter():
-            suggestion = await session.suggest(
-                gap, options, current_caller(), lambda request: validate(
-                    request, self._model.info, ViolationCollector()
-                ), self._supersedes_key,
-            )  # fmt: skip
+            suggestion = await session.suggest(gap, self._options, caller, self._check, self._supersedes_key)
             await put(suggestion_started(ask_id, suggestion))
             async for text in suggestion.texts():
                 await put(suggestion_delta(ask_id, text))
@@ -233,16 +229,15 @@ class CompletionSession:
         await put(suggestion_finished(ask_id, suggestion))
 
     async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
-        gate = self._model.gate
-
-        def check(request: Request) -> None:
-            if gate.is_closed:  # a shutdown would wait for what no caller waits for
-                raise DrainingError
-            validate(request, self._model.info, ViolationCollector())
-
-        with gate.enter():
-            await session.read_ahead(gap, self._options, current_caller(), check)
+        with self._model.gate.enter():
+            await session.read_ahead(gap, self._options, current_caller(), self._check)
         await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
+
+    def _check(self, request: Request) -> None:
+        """Raise why a request is refused, if it is."""
+        if self._reading_ahead and self._model.gate.is_closed:  # a shutdown would wait for what no caller waits for
+            raise DrainingError
+        validate(request, self._model.info, ViolationCollector())
 
     async def _drop(self, reason: result.FinishReason.ValueType) -> None:
         """Stop answering the current request. Its generation continues until the session reuses or stops it."""

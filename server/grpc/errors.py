@@ -59,7 +59,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
     code = status_code(error)
     if code == grpc.StatusCode.INTERNAL:
         _LOG.error("request failed: %s: %s", error.reason, error)
-    status = rich_status(code, error)
+    status = rich_status(error)
     call = current_call()
     trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID_HEADER, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
@@ -74,7 +74,7 @@ def status_code(error: RequestError) -> grpc.StatusCode:
     return grpc.StatusCode[error.grpc_code]
 
 
-def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
+def rich_status(error: RequestError) -> Status:
     """Return the google.rpc.Status of ``error`` with its details."""
     details: list[Message] = []
     metadata: dict[str, str] = {}
@@ -98,7 +98,7 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_s is not None:
         details.append(RetryInfo(retry_delay=timedelta(seconds=error.retry_after_s)))
-    status = Status(code=code.value[0], message=_cut(str(error), _MESSAGE_BYTES))
+    status = Status(code=status_code(error).value[0], message=_cut(str(error), _MESSAGE_BYTES))
     for detail in details:
         status.details.add().Pack(detail)
     return status

@@ -69,13 +69,16 @@ def sample_message(deltas: list[Delta], end: Finished) -> generation_pb2.Sample:
 
 def _end_fields(end: Finished) -> dict[str, Any]:
     """Return what `Finished` and `Sample` have in common."""
-    found: dict[str, Any] = {
-        "index": end.index, "finish_reason": REASONS[end.reason], "usage": usage_message(end.usage),
-        "metrics": metrics_message(end.stats), "timings": timings_message(end.timings),
-    }  # fmt: skip
+    found: dict[str, Any] = {"index": end.index, "finish_reason": REASONS[end.reason], **figures(end)}
     if end.matched_stop is not None:
         found["stop_string" if isinstance(end.matched_stop, str) else "stop_token_id"] = end.matched_stop
     return found
+
+
+def figures(end: Finished) -> dict[str, Any]:
+    """Return the fields of messages with the figures of a sample."""
+    usage = result.Usage(**_named_fields(end.usage, _USAGE))
+    return {"usage": usage, "metrics": _metrics_message(end.stats), "timings": timings_message(end.timings)}
 
 
 def _logprobs_messages(rows: Iterable[TokenLogprobs]) -> list[result.TokenLogprobs]:
@@ -92,16 +95,14 @@ def _logprobs_messages(rows: Iterable[TokenLogprobs]) -> list[result.TokenLogpro
 def _tree_message(tree: StepTree) -> result.StepTree:
     rows = zip(tree.tokens, tree.parents, tree.chances, tree.sources, strict=True)
     nodes = [result.StepTreeNode(token_id=t, parent=p, chance=c, sources=s) for t, p, c, s in rows]
-    return result.StepTree(
-        nodes=nodes, accepted=tree.accepted, draft_ms=tree.draft_ms, verify_ms=tree.verify_ms
-    )  # fmt: skip
+    return result.StepTree(nodes=nodes, accepted=tree.accepted, draft_ms=tree.draft_ms, verify_ms=tree.verify_ms)
 
 
 def timings_message(timings: Timings) -> result.Timings:
     return result.Timings(**_named_fields(timings, _TIMINGS))
 
 
-def metrics_message(stats: SpeculationStats) -> result.Metrics:
+def _metrics_message(stats: SpeculationStats) -> result.Metrics:
     return result.Metrics(
         speculative_decoding=result.SpeculativeDecodingMetrics(
             mean_acceptance_length=stats.mean_acceptance_length,
@@ -126,10 +127,6 @@ def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse
 
 def load_message(load: ServerLoad) -> model.GetLoadResponse:
     return model.GetLoadResponse(**_named_fields(load, _LOAD))
-
-
-def usage_message(usage: Usage) -> result.Usage:
-    return result.Usage(**_named_fields(usage, _USAGE))
 
 
 _USAGE, _TIMINGS, _LOAD, _STARTED = (
