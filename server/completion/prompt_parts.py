@@ -90,7 +90,7 @@ class UserText:
             return self._plain(text)
         # No space is added after a line break; the line break itself is removed again.
         ids = self._plain("\n" + text)
-        for count in range(1, len(ids) + 1):
+        for count in (1, 2):
             if self._text_of(ids[:count]) in (b" \n", b"\n"):
                 return ids[count:]
         return self._plain(text)

@@ -150,6 +150,27 @@ def test_learned_templates_are_bounded_and_separate() -> None:
     assert not user.knows("x" * 80)
 
 
+def test_a_line_break_that_merges_with_the_text_costs_no_more_than_another() -> None:
+    read: list[int] = []
+
+    class Merging(CodeTokenizer):
+        """Adds a space in front of texts, and has one token for two line breaks."""
+
+        def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            ids = super().encode(" " + text, add_special=False)
+            return [32, 300, *ids[3:]] if ids[:3] == [32, 10, 10] else ids
+
+        def token_bytes(self, token_id: int) -> bytes:
+            read.append(token_id)
+            return b"\n\n" if token_id == 300 else super().token_bytes(token_id)
+
+    user = UserText(Merging(), {})
+    assert user.encode("x = 1") == tuple(b"x = 1")
+    read.clear()
+    assert user.encode("\n" + "x" * 1000) == (*b" \n", *b"x" * 1000)
+    assert len(read) < 10
+
+
 def sentencepiece(names: tuple[str, ...]) -> models_tokenizer.Tokenizer:
     """A tokenizer that puts a space in front of every text, as CodeLlama's does."""
     vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
