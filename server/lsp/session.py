@@ -99,7 +99,7 @@ class Notices:
 
     def __init__(self, show: Callable[[str], None], status: Callable[[Status], None]) -> None:
         self._show, self._status = show, status
-        self._said: dict[str, str] = {}
+        self._said: set[str] = set()  # subjects
         self._now: Status | None = None
         self._last: Status | None = None
         self._no_edits, self._running = "", 0
@@ -107,12 +107,12 @@ class Notices:
     def warn(self, subject: str, text: str) -> None:
         """Show ``text``, unless a warning about ``subject`` was shown and is not over."""
         if subject not in self._said:
-            self._said[subject] = text
+            self._said.add(subject)
             self._show(text)
 
     def over(self, subject: str) -> None:
         """The next warning about ``subject`` is shown again."""
-        self._said.pop(subject, None)
+        self._said.discard(subject)
 
     def state(self, state: LinkState, text: str = "", model: str = "") -> None:
         self._now = Status(state, text, model)
@@ -149,12 +149,20 @@ _MAX_UNSENT = 64  # messages queued for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
 
-class _Pending:
+class Ask:
+    """A request of a session, and its answer: None if it is superseded, cancelled or refused, or the stream ends."""
+
     def __init__(self, ask_id: int, request: SuggestionRequest, on_text: Callable[[], None] | None) -> None:
         self.ask_id, self.request, self.on_text = ask_id, request, on_text
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.suggestion_id, self.text = "", ""
         self.resent = False
+
+    @property
+    def so_far(self) -> Answer | None:
+        """The text received until now, without its last, incomplete word; None if there is none."""
+        text = _LAST_WORD.sub("", self.text)
+        return Answer(self.suggestion_id, text) if text else None
 
     def end(self, answer: Answer | None) -> None:
         """Set the answer; only the first call counts."""
@@ -178,7 +186,7 @@ class LiveSession:
         self._call, self._on_ready, self._on_refused = call, on_ready, on_refused
         self._unsent: asyncio.Queue[pb.CompleteSessionRequest] = asyncio.Queue()
         self._held: dict[str, int] = {}
-        self._pending: _Pending | None = None
+        self._pending: Ask | None = None
         self._requests = 0
         self.heard = 0  # messages from the server
         self._ready = False
@@ -207,45 +215,34 @@ class LiveSession:
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
-    def complete(
-        self, request: SuggestionRequest, on_text: Callable[[], None] | None = None
-    ) -> tuple[int, asyncio.Future[Answer | None]]:
-        """Send a request; returns its number and a future of its answer: None if it is superseded, cancelled or
-        refused, or the stream ends. on_text: called when its text begins, if it does."""
+    def complete(self, request: SuggestionRequest, on_text: Callable[[], None] | None = None) -> Ask:
+        """Send a request. on_text: called when its text begins, if it does."""
         self._requests += 1
-        pending = _Pending(self._requests, request, on_text)
+        pending = Ask(self._requests, request, on_text)
         if self._unsent.qsize() >= _MAX_UNSENT:
             pending.end(None)
         else:
             self._supersede(pending)
             self._send(pending)
-        return pending.ask_id, pending.answer
+        return pending
 
     async def idle(self) -> None:
         """Wait until no request runs."""
         while self._pending is not None:
             await asyncio.wait([self._pending.answer])
 
-    def so_far(self, ask_id: int) -> Answer | None:
-        """The text received for an unfinished request, without its last, incomplete word; None if there is none."""
-        pending = self._pending
-        if pending is None or pending.ask_id != ask_id:
-            return None
-        text = _LAST_WORD.sub("", pending.text)
-        return Answer(pending.suggestion_id, text) if text else None
-
-    def cancel(self, ask_id: int) -> None:
+    def cancel(self, ask: Ask) -> None:
         """Cancel a request, unless it was answered or superseded."""
-        if self._pending is not None and self._pending.ask_id == ask_id:
+        if self._pending is ask:
             self._supersede(None)
             self._unsent.put_nowait(pb.CompleteSessionRequest(cancel=True))
 
-    def _supersede(self, by: _Pending | None) -> None:
+    def _supersede(self, by: Ask | None) -> None:
         if self._pending is not None:
             self._pending.end(None)
         self._pending = by
 
-    def _send(self, pending: _Pending) -> None:
+    def _send(self, pending: Ask) -> None:
         request, document = pending.request, pending.request.document
         message = pb.CompleteSessionRequest()
         message.ask.id, message.ask.read_ahead = pending.ask_id, request.read_ahead
@@ -309,7 +306,7 @@ class LiveSession:
         elif which == "resync":
             self._resend(pending)
 
-    def _resend(self, pending: _Pending) -> None:
+    def _resend(self, pending: Ask) -> None:
         # If the document has changed, the place is stale; the editor sends a newer request if it wants one.
         if pending.resent or pending.request.document.revision != pending.request.revision:
             self._supersede(None)
@@ -407,22 +404,22 @@ class SessionLink:
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
         limit_s = SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3
         ends_s = asyncio.get_running_loop().time() + limit_s
-        ask_id, answer = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
+        ask = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
         try:
             with self._notices.busy():
-                done, _ = await asyncio.wait([answer], timeout=limit_s)
+                done, _ = await asyncio.wait([ask.answer], timeout=limit_s)
         except asyncio.CancelledError:
-            later(GRACE_S, live.cancel, ask_id)
+            later(GRACE_S, live.cancel, ask)
             raise
         if done:
-            return answer.result()
+            return ask.answer.result()
         if limit is None:
-            live.cancel(ask_id)
+            live.cancel(ask)
             self.reconnect()
             return None
-        later(GRACE_S, live.cancel, ask_id)
+        later(GRACE_S, live.cancel, ask)
         later(SILENT_S, self._reconnect_if_silent, live, live.heard)
-        return live.so_far(ask_id)
+        return ask.so_far
 
     async def read_ahead(self, request: SuggestionRequest) -> None:
         """Let the server compute the prompts of a place once nothing else is requested; cancel it to stop."""
@@ -431,11 +428,11 @@ class SessionLink:
         live = self._live if self._ready else None
         if live is None:
             return
-        ask_id, answer = live.complete(request)
+        ask = live.complete(request)
         try:
-            await answer
+            await ask.answer
         finally:
-            live.cancel(ask_id)
+            live.cancel(ask)
 
     async def alternatives(self, request: SuggestionRequest, count: int, ends_s: float) -> list[Answer]:
         """Up to ``count`` sampled texts for the same place, those unfinished at ``ends_s`` without their last word. Ask
