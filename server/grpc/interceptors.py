@@ -20,12 +20,7 @@ from server.errors import BodiesFullError
 from server.grpc.errors import refuse
 from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
-from server.observe.records import (
-    ARM_HEADER,
-    REQUEST_ID_HEADER,
-    leave_call,
-    set_call,
-)
+from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, leave_call, set_call
 from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2
 from specdec.errors import InvalidRequestError, RequestError
 
@@ -85,35 +80,27 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
             return handler
         metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
         behaviour: Any = handler.stream_stream or handler.stream_unary
-        many = METHODS[path].client_streaming
-        watched = self._watched(behaviour, path.removeprefix(OURS), metadata, many=many)
-        return with_behaviour(handler, watched)
+        return with_behaviour(handler, partial(self._recorded, behaviour, path, metadata))
 
-    def _watched(
-        self, behaviour: Callable[..., Awaitable[Any]], endpoint: str, metadata: dict[str, Any], *, many: bool
-    ) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            record = self._observer.begin_call("grpc", endpoint, lambda name: str(metadata.get(name, "")), many=many)
-            request_id = REQUEST_ID_HEADER, record.request_id
-            context.set_trailing_metadata((request_id,))
-            token, status = set_call(record), "UNKNOWN"
-            try:
-                answer = await behaviour(request, context)
-                if record.arm:
-                    context.set_trailing_metadata((request_id, (ARM_HEADER, record.arm)))
-                status = _status_name(context)
-                return answer
-            except asyncio.CancelledError:
-                status = "CANCELLED"
-                raise
-            except BaseException:
-                status = _status_name(context)
-                raise
-            finally:
-                leave_call(token)
-                self._observer.end_call(record, status)
-
-        return call
+    async def _recorded(
+        self, behaviour: Behaviour, path: str, metadata: dict[str, Any], request: Any, context: Context
+    ) -> Any:
+        endpoint, many = path.removeprefix(OURS), METHODS[path].client_streaming
+        record = self._observer.begin_call("grpc", endpoint, lambda name: str(metadata.get(name, "")), many=many)
+        request_id = REQUEST_ID_HEADER, record.request_id
+        context.set_trailing_metadata((request_id,))
+        token, status = set_call(record), ""
+        try:
+            answer = await behaviour(request, context)
+            if record.arm:
+                context.set_trailing_metadata((request_id, (ARM_HEADER, record.arm)))
+            return answer
+        except asyncio.CancelledError:
+            status = "CANCELLED"
+            raise
+        finally:
+            leave_call(token)
+            self._observer.end_call(record, status or _status_name(context))
 
 
 def _status_name(context: grpc.aio.ServicerContext[Any, Any]) -> str:
