@@ -55,11 +55,6 @@ class TlsFiles:
         self._lock = threading.Lock()
         self._current = self._read()
 
-    @property
-    def mutual(self) -> bool:
-        """Whether clients must present a certificate."""
-        return self._client_ca is not None
-
     def current(self) -> TlsMaterial:
         """The content of the files, as of their last valid state."""
         with self._lock:
@@ -71,10 +66,6 @@ class TlsFiles:
                     self._errors[TLS_FILES] += 1
                     _LOG.error("%s; keeping the previous certificate", error)
             return self._current
-
-    def server_context(self) -> ssl.SSLContext:
-        """A context for a server in this process (uvicorn, asyncio); each handshake uses the current files."""
-        return _ReloadingContext(self)
 
     def _read(self) -> TlsMaterial:
         # First: OpenSSL does not say which file cannot be read.
@@ -104,14 +95,14 @@ class TlsFiles:
         return context
 
 
-class _ReloadingContext(ssl.SSLContext):
-    """Passes each connection to the context of the current files.
+class ReloadingContext(ssl.SSLContext):
+    """A context for a server in this process (uvicorn, asyncio): passes each connection to that of the current files.
 
     OpenSSL keeps sessions, and the keys of session tickets, in the context that a connection starts with. A resumed
     session skips the check of the client's certificate, so it must not outlive the files that it was checked against.
     """
 
-    def __new__(cls, files: TlsFiles) -> _ReloadingContext:
+    def __new__(cls, files: TlsFiles) -> ReloadingContext:
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, files: TlsFiles) -> None:
@@ -138,7 +129,8 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         found = files.current()
         return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], root_certificates=found.client_ca)
 
-    return grpc.dynamic_ssl_server_credentials(fetch(), fetch, require_client_authentication=files.mutual)
+    mutual = files.current().client_ca is not None
+    return grpc.dynamic_ssl_server_credentials(fetch(), fetch, require_client_authentication=mutual)
 
 
 # Suffixes that cannot be registered: no public site can use them.
@@ -258,7 +250,7 @@ class Access:
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """The context for servers on Python's own sockets, which follows changes of the files; None without TLS."""
-        return None if self._tls is None else self._tls.server_context()
+        return None if self._tls is None else ReloadingContext(self._tls)
 
 
 # Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.

@@ -12,7 +12,6 @@ from specdec.api.v1 import model_pb2 as model
 from specdec.api.v1 import result_pb2 as result
 from specdec.core.types import (
     Delta,
-    DrafterStats,
     EngineInfo,
     Finished,
     FinishReason,
@@ -23,7 +22,6 @@ from specdec.core.types import (
     StepTree,
     Timings,
     TokenLogprobs,
-    Usage,
 )
 
 Answer = TypeVar("Answer")
@@ -38,7 +36,7 @@ _NUMERIC_MODES = {"bitwise": model.NUMERIC_MODE_BITWISE, "numerical": model.NUME
 
 def started_message(event: Started, model_name: str, arm: str = "") -> generation_pb2.Started:
     """``arm``: as `Started.arm` of the proto."""
-    return generation_pb2.Started(model=model_name, arm=arm, **_named_fields(event, _STARTED))
+    return generation_pb2.Started(model=model_name, arm=arm, **_named_fields(event))
 
 
 def delta_message(event: Delta) -> generation_pb2.Delta:
@@ -77,7 +75,7 @@ def _end_fields(end: Finished) -> dict[str, Any]:
 
 def figures(end: Finished) -> dict[str, Any]:
     """Return the fields of messages with the figures of a sample."""
-    usage = result.Usage(**_named_fields(end.usage, _USAGE))
+    usage = result.Usage(**_named_fields(end.usage))
     return {"usage": usage, "metrics": _metrics_message(end.stats), "timings": timings_message(end.timings)}
 
 
@@ -99,7 +97,7 @@ def _tree_message(tree: StepTree) -> result.StepTree:
 
 
 def timings_message(timings: Timings) -> result.Timings:
-    return result.Timings(**_named_fields(timings, _TIMINGS))
+    return result.Timings(**_named_fields(timings))
 
 
 def _metrics_message(stats: SpeculationStats) -> result.Metrics:
@@ -109,11 +107,12 @@ def _metrics_message(stats: SpeculationStats) -> result.Metrics:
             draft_acceptance_rate=stats.draft_acceptance_rate,
             by_drafter={
                 name: result.DrafterMetrics(
-                    draft_acceptance_rate=part.draft_acceptance_rate, **_named_fields(part, _DRAFTER_STATS)
+                    draft_acceptance_rate=part.draft_acceptance_rate,
+                    **_named_fields(part, "proposed_at", "accepted_at"),
                 )
                 for name, part in stats.by_drafter.items()
             },
-            **_named_fields(stats, _STATS),
+            **_named_fields(stats, "by_drafter"),
         )
     )
 
@@ -121,23 +120,16 @@ def _metrics_message(stats: SpeculationStats) -> result.Metrics:
 def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse:
     return model.GetServerInfoResponse(
         numeric_mode=_NUMERIC_MODES.get(info.numeric_mode, model.NUMERIC_MODE_UNSPECIFIED),
-        eos_token_ids=info.eos_ids, engine_restarts=restarts, **_named_fields(info, _INFO),
+        eos_token_ids=info.eos_ids, engine_restarts=restarts,
+        **_named_fields(info, "numeric_mode", "eos_ids", "indexes", "head", "head_acceptance"),
     )  # fmt: skip
 
 
 def load_message(load: ServerLoad) -> model.GetLoadResponse:
-    return model.GetLoadResponse(**_named_fields(load, _LOAD))
+    # The engine's load has further fields.
+    return model.GetLoadResponse(**{field.name: getattr(load, field.name) for field in fields(ServerLoad)})
 
 
-_USAGE, _TIMINGS, _LOAD, _STARTED = (
-    tuple(f.name for f in fields(kind)) for kind in (Usage, Timings, ServerLoad, Started)
-)
-# Of another type or name in the message, or left out.
-_OTHERWISE = ("numeric_mode", "eos_ids", "indexes", "head", "head_acceptance")
-_INFO = tuple(f.name for f in fields(EngineInfo) if f.name not in _OTHERWISE)
-_DRAFTER_STATS = tuple(f.name for f in fields(DrafterStats) if f.name not in ("proposed_at", "accepted_at"))
-_STATS = tuple(f.name for f in fields(SpeculationStats) if f.name != "by_drafter")
-
-
-def _named_fields(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
+def _named_fields(record: Any, *others: str) -> dict[str, Any]:
+    """Return the fields that the message has by the same names. others: those that it has otherwise, or not."""
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in others}

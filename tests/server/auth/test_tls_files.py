@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.auth.access import TlsFiles, grpc_credentials
+from server.auth.access import ReloadingContext, TlsFiles, grpc_credentials
 from server.auth.file_watch import FileWatch
 from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
@@ -31,7 +31,7 @@ async def listening(files: TlsFiles) -> AsyncIterator[int]:
         writer.write(b"hello")
         writer.close()
 
-    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=files.server_context())
+    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=ReloadingContext(files))
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -70,7 +70,7 @@ async def test_connections_stay_open_while_certificate_and_authority_change(tmp_
         writer.close()
 
     trusts = {"old": old.client_context(shows=True), "new": new.client_context(shows=True)}
-    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=files.server_context())
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=ReloadingContext(files))
     async with server:
         port = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection(
