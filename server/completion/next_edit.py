@@ -135,7 +135,6 @@ class EditPlace:
 
     @cached_property
     def line_ends(self) -> str:
-        """The file's line break."""
         return "\r\n" if "\r\n" in self.text else "\n"
 
     @cached_property
@@ -161,7 +160,6 @@ class EditPlace:
         return found
 
     def characters(self, lines: range) -> int:
-        """The length of ``lines``."""
         return sum(len(self.lines[i]) for i in lines)
 
     def shown(self, lines: range, cursor: str = "") -> str:

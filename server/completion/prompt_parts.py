@@ -224,7 +224,6 @@ class PrefixParts:
 
     @property
     def n_above(self) -> int:
-        """Tokens of ``above``."""
         return sum(len(chunk.ids) for chunk in self.above)
 
     @staticmethod

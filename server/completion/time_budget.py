@@ -71,7 +71,6 @@ class ComputedPrompts:
         return prompts
 
     def of(self, owner: str) -> tuple[tuple[int, ...], ...]:
-        """The prompts of an owner."""
         return tuple(self._by_owner.get(owner, ()))
 
 

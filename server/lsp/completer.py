@@ -56,7 +56,6 @@ class Outcomes:
             self._unreported.task_done()
 
     async def settle(self) -> None:
-        """Wait until the queue is empty."""
         await self._unreported.join()
 
     def given(self, suggestion_id: str, text: str, lead: int) -> None:
@@ -120,7 +119,6 @@ class Completer:
             self._reading = asyncio.create_task(self._read_ahead(document), name="lsp-read-ahead")
 
     def stop_reading(self) -> None:
-        """Stop reading ahead."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
@@ -256,7 +254,6 @@ class Workplace:
         await self.link.close()
 
     def configure(self, given: Any) -> None:
-        """The editor's settings changed."""
         if isinstance(given, dict):
             self.completer.settings, self._problems = read_settings(given, self.completer.settings)
             self.edits.settings = self.completer.settings

@@ -115,7 +115,6 @@ class SyncedText:
         return starts[line] + self._unit.place_in(shown, character)
 
     def position(self, place: int) -> types.Position:
-        """The position of an index."""
         line = self._line_of(place)
         return types.Position(line, self._unit.units_of(self.text[self._starts[line] : place]))
 
@@ -178,7 +177,6 @@ class OpenDocument:
         return self._content.place(position.line, position.character)
 
     def range_of(self, start: int, end: int) -> types.Range:
-        """The range between two indices."""
         return types.Range(self._content.position(start), self._content.position(end))
 
     def apply(self, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:

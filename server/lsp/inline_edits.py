@@ -79,11 +79,9 @@ class EditHistory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing changed yet."""
         return self._run is None and not self._edits
 
     def recent(self) -> list[pb.RecentEdit]:
-        """The edits until now."""
         return [*self._edits, *self._running()][-RECENT_EDITS:]
 
     def _running(self) -> list[pb.RecentEdit]:
@@ -130,7 +128,6 @@ class _Prediction:
         self._reading.add_done_callback(lambda _: self._edits.put_nowait(None))
 
     def cancel(self) -> None:
-        """End the request."""
         self._reading.cancel()
 
     def is_taken(self, document: OpenDocument) -> bool:
@@ -196,7 +193,6 @@ class InlineEdits:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the running request."""
         if self._prediction is not None:
             self._prediction.cancel()
             self._prediction = None
