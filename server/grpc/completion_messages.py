@@ -139,12 +139,11 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
         InvalidRequestError: fields are missing or invalid; each one is listed.
     """
     violations = ViolationCollector()
-    outcome = _OUTCOMES.get(message.outcome)
     violations.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
-    violations.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
+    known = message.outcome in _OUTCOMES
+    violations.check(known, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
     violations.raise_if_any()
-    assert outcome is not None  # checked above
-    return outcome
+    return _OUTCOMES[message.outcome]
 
 
 def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
