@@ -167,7 +167,7 @@ class PromptPacker:
         suffix, context = self._beside(gap, tokens, parts, room, owner)
         above, head = parts.fit(room - len(suffix) - len(context.ids))
         ids = self._layout(tokens, frame, context.ids, above, suffix, head)
-        n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner)) if parts.healing_prefix else 0
+        n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner))
         shown = ([*above, *head], suffix, context.texts)
         return PackedPrompt(tuple(ids), tokens.ends, parts.healing_prefix, n_healing_tokens, shown=shown)
 
