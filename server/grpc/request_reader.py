@@ -84,7 +84,7 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
         sampling=sampling,
-        stopping=prompt.limits(stopping),
+        stopping=prompt.limits(stopping) if prompt.ends or prompt.n_healing_tokens else stopping,
         output=read_params(OutputParams, message.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
         prediction_ids=await read_prediction(message, model, violations),
