@@ -24,6 +24,7 @@ CONTEXT_LINES = 20  # on each side of the window, in forms that show them
 DIFF_CONTEXT = 3  # unchanged lines on each side of a recent edit
 RECENT_EDITS = 16  # the newest ones that are shown
 RECENT_CHARACTERS, RECENT_LINES = 4096, 256  # of each, its lines before and after together; longer ones are ignored
+SPLIT_CHARACTERS = 1 << 16  # of an edit that is split into lines: these take thirty times the memory of a text
 PROBLEMS, PROBLEM_CHARACTERS = 16, 256  # of the diagnostics that are shown, and of each
 MAX_PATH = 1024  # characters
 SPARE_TOKENS = 128  # that the new window may be longer than the current one
@@ -47,10 +48,14 @@ class RecentEdit:
     def of(path: str, before: str, after: str, diff: str = "") -> RecentEdit:
         """The changed lines of two texts, with `DIFF_CONTEXT` lines around them, or those of a unified diff of one
         file."""
+        if len(diff) > SPLIT_CHARACTERS:
+            return RecentEdit(path, diff, "")  # ignored
         if diff:
             return RecentEdit(path, *_sides(diff))
-        # Line breaks as in the window's text
-        old, new = (_lines(text.replace("\r\n", "\n"), keepends=True) for text in (before, after))
+        before, after = _near_change(before.replace("\r\n", "\n"), after.replace("\r\n", "\n"))
+        if len(before) + len(after) > SPLIT_CHARACTERS:
+            return RecentEdit(path, before, after)  # ignored
+        old, new = _lines(before, keepends=True), _lines(after, keepends=True)
         head = max(0, common_length(old, new) - DIFF_CONTEXT)
         tail = max(0, common_length(old[head:][::-1], new[head:][::-1]) - DIFF_CONTEXT)
         return RecentEdit(path, *("".join(lines[head : len(lines) - tail]) for lines in (old, new)))
@@ -77,6 +82,18 @@ class RecentEdit:
         was, becomes = "\n".join(old), "\n".join(new)
         inner = self.after.strip("\n")
         return bool(inner) and inner in was and was.replace(inner, self.before.strip("\n"), 1) == becomes
+
+
+def _near_change(old: str, new: str) -> tuple[str, str]:
+    """Both texts without most of the lines that they begin and end with alike; `DIFF_CONTEXT` of these or one more
+    stay."""
+    head = common_length(old, new)
+    tail = common_length(old[head:][::-1], new[head:][::-1])
+    above = old[:head].rsplit("\n", DIFF_CONTEXT + 1)
+    below = old[len(old) - tail :].split("\n", DIFF_CONTEXT + 1)
+    start = len(above[0]) + 1 if len(above) > DIFF_CONTEXT + 1 else 0
+    cut = len(below[-1]) if len(below) > DIFF_CONTEXT + 1 else 0
+    return old[start : len(old) - cut], new[start : len(new) - cut]
 
 
 def _lines(text: str, *, keepends: bool = False) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -260,6 +261,36 @@ def test_the_changed_lines_of_two_whole_files_are_the_edit() -> None:
     assert RecentEdit.of("a.py", "f(", "f(x") == RecentEdit("a.py", "f(", "f(x")
     comment = RecentEdit.of("a.sql", "", "", "--- a/a.sql\n+++ b/a.sql\n@@ -1 +1 @@\n--- old\n+-- new\n")
     assert (comment.before, comment.after) == ("-- old\n", "-- new\n")
+
+
+LINES = st.lists(st.sampled_from(["a", "b", "ab", "", "a\r"]), max_size=14)
+
+
+@given(LINES, LINES, LINES, LINES, st.sampled_from(["", "\n"]))
+def test_an_edit_has_three_lines_on_each_side(
+    above: list[str], old: list[str], new: list[str], below: list[str], end: str
+) -> None:
+    before, after = ("\n".join([*above, *lines, *below]) + end for lines in (old, new))
+    edit = RecentEdit.of("a.py", before, after)
+    split = [text.replace("\r\n", "\n").splitlines(keepends=True) for text in (before, after)]
+    first = next((i for i, (a, b) in enumerate(zip(*split, strict=False)) if a != b), min(map(len, split)))
+    start = max(0, first - 3)
+    pairs = zip(*(reversed(lines[start:]) for lines in split), strict=False)
+    rest = min(map(len, split)) - start
+    alike = next((i for i, (a, b) in enumerate(pairs) if a != b), rest)
+    shown = ["".join(lines[start : len(lines) - max(0, alike - 3)]) for lines in split]
+    assert [edit.before, edit.after] == shown
+
+
+@pytest.mark.parametrize("given", [("a\n" * 400_000, "b\n" * 400_000, ""), ("", "", "+\n" * 400_000)])
+def test_a_long_edit_is_not_split_into_lines(given: tuple[str, str, str]) -> None:
+    """A message of 14 million line breaks held up all calls for three seconds, and took 400 MB."""
+    tracemalloc.start()
+    edit = RecentEdit.of("a.py", *given)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not edit.is_short
+    assert peak < 8 * sum(map(len, given))
 
 
 def test_only_line_feeds_end_the_lines_of_an_edit() -> None:
