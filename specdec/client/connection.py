@@ -7,7 +7,7 @@ import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -263,29 +263,11 @@ class Connection:
     async def unary(self, method: Method, request: Any, timeout_s: float | None = None) -> Any:
         """The answer to one message.
 
-        The call is repeated with ``~`` appended to the request's id if the server still runs a former try.
-
         Raises:
-            CallError: the last try failed, or the error is final.
+            CallError: as `stream`.
         """
-        until = end_of(timeout_s)
-        attempt = stopped = 0
-        lost = False
-        while True:
-            attempt += 1
-            address = self.address
-            try:
-                metadata = self._metadata_of(request)
-                with errors_of(address):
-                    return await method(self.channel)(request, metadata=metadata, timeout=time_left(until))
-            except CallError as failure:
-                failure.engines_stopped = stopped = failure.engines_stopped + stopped
-                if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
-                    request, lost = _renamed(request), False
-                    continue
-                cut = cut_of(failure)
-                lost = lost or cut is not None
-                await self.pause(cut or failure, attempt, until)
+        async with aclosing(self.stream(method, request, timeout_s)) as answers:
+            return await anext(answers)
 
     async def stream(
         self,
@@ -311,7 +293,7 @@ class Connection:
             call = method(self.channel)(request, metadata=self._metadata_of(request), timeout=time_left(until))
             try:
                 with errors_of(address):
-                    async for message in call:
+                    async for message in _only(call) if isinstance(call, grpc.aio.UnaryUnaryCall) else call:
                         began = True
                         yield message
                 return
@@ -359,6 +341,11 @@ class Connection:
             raise error from None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), pause)
+
+
+async def _only(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> AsyncGenerator[Any, None]:
+    """The one answer of ``call``, as a stream."""
+    yield await call
 
 
 def _renamed(request: Any) -> Any:
