@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
 from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses, check_keys
-from specdec.config import merged
+from specdec.config import Config, EngineConfig, merged
 from specdec.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -83,7 +85,7 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
     return Deployment(
         model=model,
         release=release,
-        settings=merged(found.settings, own.settings),
+        settings=_with_fixed_paths(merged(found.settings, own.settings), Config),
         python=own.python,
         replicas=found.replicas,
         autoscaling=found.autoscaling,
@@ -93,6 +95,33 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
         host=host,
         key=_key(found),
     )
+
+
+_MODELS = ("target", "draft", "draft_head")  # fields of an engine that name a model, or are the path of one
+
+
+def _with_fixed_paths(value: Any, kind: Any) -> Any:
+    """``value``, of type ``kind``, with absolute paths: replicas may run in another folder."""
+    if isinstance(value, Mapping) and get_origin(kind) is dict:
+        return {name: _with_fixed_paths(inner, get_args(kind)[1]) for name, inner in value.items()}
+    if isinstance(value, Mapping):
+        found = {name: _with_fixed_paths(inner, kind.model_fields[name].annotation) for name, inner in value.items()}
+        models = _MODELS if kind is EngineConfig else ()
+        return found | {name: _fixed(value[name]) for name in models if _is_file(value.get(name))}
+    return _fixed(value) if isinstance(value, str) and _is_path(kind) else value
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is Path or any(_is_path(inner) for inner in get_args(kind))
+
+
+def _fixed(path: str) -> str:
+    """An absolute path. That of a home stays, since the replica's machine may have another one."""
+    return path if path.startswith("~") else str(Path(path).absolute())
+
+
+def _is_file(model: str | None) -> bool:
+    return model is not None and (model.startswith(".") or model.endswith(".gguf") or os.path.exists(model))
 
 
 def _key(model: ModelConfig) -> str:

@@ -12,7 +12,7 @@ import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from specdec.cli.bench_output import count_option, number_option, plain_console
-from specdec.cli.options import FiniteRange, WholeNumber, check_folder, credential_options, pop_credentials
+from specdec.cli.options import POSITIVE, WholeNumber, check_folder, credential_options, pop_credentials
 from specdec.core.fields import UINT32
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = FiniteRange(0, 10**9, min_open=True)
 
 
 _REPORTING = (
@@ -40,16 +39,16 @@ _REPORTING = (
     ),
     count_option("--warm-up", default=4, least=0, help="Uncounted requests before the run."),
     click.option(
-        "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
+        "--timeout", type=POSITIVE, default=120.0, show_default=True, help="Time limit of a request in seconds."
     ),
     click.option(
         "--deadline",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Deadline of a request in seconds; the server refuses what it cannot finish by then. Over gRPC only.",
     ),
     click.option(
         "--max-slip",
-        type=_POSITIVE,
+        type=POSITIVE,
         default=10.0,
         show_default=True,
         help="Delay of the generator at p99, in ms, above which the run is invalid (exit code 3).",
@@ -73,12 +72,12 @@ def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--requests", type=click.IntRange(min=1), help="Closed loop: number of requests; default 32 without --duration."
 )
-@click.option("--duration", type=_POSITIVE, help="Seconds during which requests are sent; default 30 with --rate.")
-@click.option("--rate", type=_POSITIVE, help="Open loop: requests per second.")
+@click.option("--duration", type=POSITIVE, help="Seconds during which requests are sent; default 30 with --rate.")
+@click.option("--rate", type=POSITIVE, help="Open loop: requests per second.")
 @click.option("--arrivals", type=click.Choice(ARRIVALS), help="Of an open loop; default: poisson.")
 @click.option(
     "--shape",
-    type=_POSITIVE,
+    type=POSITIVE,
     help="Shape of gamma arrivals: below 1 in bursts, 1 Poisson, above 1 more regular; default 0.5.",
 )
 @click.option(
@@ -192,7 +191,7 @@ _WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would t
 @click.command("replay")
 @click.argument("trace", type=click.Path(exists=True, path_type=Path))
 @click.option("--url", required=True, help="grpc://HOST:PORT (specdec), or http://HOST:PORT/v1 (any OpenAI endpoint).")
-@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="2 takes half the time.")
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="2 takes half the time.")
 @credential_options
 @reporting_options
 def replay_command(trace: Path, speed: float, **values: Any) -> None:

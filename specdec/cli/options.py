@@ -89,8 +89,8 @@ _ENGINE: tuple[_ConfigOption, ...] = (
 _SWITCH: tuple[_ConfigOption, ...] = (("--speculation/--no-speculation", "engine.speculation.enabled"),)
 
 _DRAFTERS = (
-    "none, grammar, prediction, suffix, index, model, head, or oracle:P (tests and benchmarks: right with chance P); "
-    "may be repeated."
+    "none, grammar, prediction, suffix, index, model (also a parallel one), head, or oracle:P (tests and benchmarks: "
+    "right with chance P); may be repeated."
 )
 
 _CONFIG = "YAML file with `engine:` (or `engines:`) and `server:`."
@@ -270,6 +270,9 @@ class FiniteRange(click.FloatRange):
         if math.isnan(found):
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return found
+
+
+POSITIVE = FiniteRange(0, 10**9, min_open=True)  # the bound is far below where sums of times lose their digits
 
 
 class ScreenCommand(click.Command):

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
 from specdec.cli.bench_output import count_option, json_option, print_json, progress_line
-from specdec.cli.options import FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
+from specdec.cli.options import POSITIVE, FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRACE = click.Path(exists=True, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _REPLICAS = click.IntRange(1, 4096)
 
 
@@ -46,15 +45,15 @@ _SCREEN = {
 @click.option("--most", type=_REPLICAS, default=4096, show_default=True, help="Largest number of replicas to try.")
 @click.option("--trace", type=_TRACE, help="Captured requests: the folder of `specdec serve --capture`.")
 @click.option(
-    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."
+    "--speed", type=POSITIVE, default=1.0, show_default=True, help="Of --trace: 2 replays it in half the time."
 )
-@click.option("--rate", type=_POSITIVE, help="Requests per second; with --trace, its requests at this rate.")
-@click.option("--duration", type=_POSITIVE, default=60.0, show_default=True, help="Seconds of load at --rate.")
+@click.option("--rate", type=POSITIVE, help="Requests per second; with --trace, its requests at this rate.")
+@click.option("--duration", type=POSITIVE, default=60.0, show_default=True, help="Seconds of load at --rate.")
 @click.option(
     "--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Arrivals at --rate."
 )
 @click.option(
-    "--shape", type=_POSITIVE, default=0.5, show_default=True, help="Shape of gamma arrivals; below 1: bursts."
+    "--shape", type=POSITIVE, default=0.5, show_default=True, help="Shape of gamma arrivals; below 1: bursts."
 )
 @count_option("--prompt-tokens", default=512, help="Mean length, including shared tokens.")
 @count_option("--output-tokens", default=64, help="Mean length.")
@@ -62,7 +61,7 @@ _SCREEN = {
 @count_option("--sessions", default=0, least=0, help="Number of workspaces or conversations.")
 @count_option("--session-tokens", default=0, least=0, help="Beginning that the prompts of a session share.")
 @click.option("--same-length", is_flag=True, help="Every request has the mean lengths, instead of geometric ones.")
-@click.option("--deadline", type=_POSITIVE, help="Deadline of every request in seconds.")
+@click.option("--deadline", type=POSITIVE, help="Deadline of every request in seconds.")
 @count_option("--seed", default=0, least=0, help="Of all random numbers.")
 @json_option
 @click.pass_context

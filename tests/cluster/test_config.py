@@ -158,3 +158,29 @@ def test_settings_that_a_running_fleet_cannot_change_are_named(tmp_path: Path) -
 def test_an_unknown_model_is_named_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model 'chat' in the cluster; there are: coder"):
         load(tmp_path, {"models": [CODER]}).model("chat")
+
+
+def test_bug_relative_paths_in_settings_are_those_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas run in other folders, and on other machines, where `~` is another one too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    engine = {
+        "target": "org/model", "draft": "draft.gguf", "cache_dir": "~/cache", "kv_disk_folder": "disk/{replica}",
+        "indexes": {"mine": "mine.index"}, "threads": 2,
+    }  # fmt: skip
+    server = {"keys_file": "keys.yaml", "capture_dir": "/captured/{replica}", "drain_s": 3}
+    named: Any = {"draft": {"target": "org/other", "draft_head": "./head"}, "auto": {"draft": "auto", "indexes": None}}
+    named["auto"]["speculation"] = {"trace_file": "trace.{replica}"}
+    model = {**CODER, "key_file": "key", "settings": {"engine": engine, "server": server, "engines": named}}
+    (tmp_path / "key").write_text("secret")
+    found = deployment_of(load(tmp_path, {"models": [model]}), "coder", "blue").settings
+    assert found["engine"] == engine | {
+        "target": f"{tmp_path}/org/model", "draft": f"{tmp_path}/draft.gguf",
+        "kv_disk_folder": f"{tmp_path}/disk/{{replica}}", "indexes": {"mine": f"{tmp_path}/mine.index"},
+    }  # fmt: skip
+    assert found["server"] == server | {"keys_file": f"{tmp_path}/keys.yaml"}
+    assert found["engines"]["draft"] == {"target": "org/other", "draft_head": f"{tmp_path}/head"}
+    trace = {"trace_file": f"{tmp_path}/trace.{{replica}}"}
+    assert found["engines"]["auto"] == {"draft": "auto", "indexes": None, "speculation": trace}

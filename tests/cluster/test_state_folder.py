@@ -135,6 +135,20 @@ def test_a_full_disk_changes_no_file_and_leaves_no_temporary_one(tmp_path: Path,
     assert replace_files({first: b"new", second: b"old"}) == [first]
 
 
+def test_bug_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no change of the fleet could be written any more."""
+    path = tmp_path / "fleet.json"
+    path.write_text("of another user")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refuse)
+        assert replace_files({path: b"new"}) == [path]
+    assert path.read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("bits", [0o620, 0o602])
 def test_a_file_that_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> None:
     path = tmp_path / "fleet.json"

@@ -73,6 +73,13 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
     assert drawn["requests"]["sent"] == 60
 
 
+@pytest.mark.parametrize("option", ["--rate", "--duration", "--speed", "--shape", "--deadline"])
+def test_bug_numbers_must_be_finite(path: str, option: str) -> None:
+    for value in ("nan", "inf"):
+        done = specdec("--profile", path, "--replicas", "1", "--rate", "5", option, value)
+        assert (done.exit_code, f"Invalid value for '{option}'" in done.stderr) == (2, True), done.output
+
+
 def test_drawn_prompts_fit_the_context(path: str) -> None:
     """Else one in thirty would be refused, and the plan would find any number of replicas too few."""
     load = ("--profile", path, "--rate", "5", "--duration", "60", "--prompt-tokens", "600", "--replicas", "8")
