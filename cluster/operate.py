@@ -333,12 +333,7 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.
     """
-    running: dict[str, Deployment] = answer(reconciler.deployments.remote())
-    if not running:
-        raise ConfigError(
-            "the fleet is still starting: wait until `specdec cluster serve` reports that it is ready. If it did, "
-            f"the reconciler lost {config.folder / 'fleet.json'}; then restart `specdec cluster serve`"
-        )
+    running = _deployments(reconciler)
     host = next(iter(running.values())).host
     wanted = [deployment_of(config, model.name, name, host=host) for model in config.models for name in model.releases]
     named = {model.name for model in config.models}  # `configure` refuses a file without a model that runs
@@ -425,11 +420,25 @@ def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
     if model not in models:
         raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(models)}")
     release = release or max(models[model], key=lambda name: int(models[model][name]["weight"]))
-    running: dict[str, Deployment] = answer(reconciler.deployments.remote())
-    for deployment in running.values():
-        if (deployment.model, deployment.release) == (model, release):
-            return deployment
-    raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(running)}")
+    found = {each.release: each for each in _deployments(reconciler).values() if each.model == model}
+    if release not in found:
+        raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found)}")
+    return found[release]
+
+
+def _deployments(reconciler: Any) -> dict[str, Deployment]:
+    """The recorded deployments, by Serve application.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found: dict[str, Deployment] = answer(reconciler.deployments.remote())
+    if not found:
+        raise ConfigError(
+            "the fleet is still starting: wait until `specdec cluster serve` reports that it is ready. If it did, the "
+            "reconciler lost fleet.json in the fleet's folder; then restart `specdec cluster serve`"
+        )
+    return found
 
 
 def _address_file(config: ClusterConfig) -> Path:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import (
+    POSITIVE,
     TEXT,
-    FiniteRange,
     PromptRequest,
     ScreenCommand,
     WholeNumber,
@@ -131,7 +131,6 @@ def _read(path: Path, flag: str) -> str:
 
 
 _U32 = WholeNumber(0, 2**32 - 1)
-_TIMEOUT = FiniteRange(0, 10**9, min_open=True)  # gRPC's clock has 64-bit nanoseconds: a later end is a past one
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--max-tokens", {"type": _U32, "default": 256, "show_default": True}, "Longest output."),
     ("--min-tokens", {"type": _U32, "default": 0}, "Shortest output."),
@@ -155,7 +154,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--session", {"type": TEXT, "default": ""},
      "Name of an editor or conversation whose earlier texts may be drafted from."),
     ("--target-tpot-ms", {"type": float}, "Milliseconds per token to keep to: drafts go to those that lag behind."),
-    ("--timeout", {"type": _TIMEOUT}, "Seconds after which the request is given up."),
+    ("--timeout", {"type": POSITIVE}, "Seconds after which the request is given up."),
 )  # fmt: skip
 
 

@@ -270,6 +270,20 @@ def test_a_rollout_of_a_starting_fleet_is_rejected(fleet: Fleet) -> None:
     reconciler = fleet.ray_serve.start_reconciler(fleet.config)
     with pytest.raises(ConfigError, match="still starting"):
         fleet.operate.apply(reconciler, fleet.config, fleet.say)
+    for begin in (fleet.operate.restart, lambda *of: fleet.operate.scale(*of, 1, 2)):
+        with pytest.raises(ConfigError, match="still starting"):
+            begin(reconciler, "coder", None)
+
+
+def test_bug_an_unknown_release_is_refused_with_those_of_its_model(fleet: Fleet) -> None:
+    chat = {"name": "chat", "http_port": 1, "grpc_port": 2}
+    fleet.config = fleet.config.model_validate(
+        fleet.config.model_dump() | {"models": [*fleet.config.model_dump()["models"], chat]}
+    )
+    reconciler = started(fleet)
+    fleet.ray_serve.deploy(reconciler, deployment_of(fleet.config, "chat", "blue"))
+    with pytest.raises(ConfigError, match=r"coder has no release 'red'; there are: blue$"):
+        fleet.operate.restart(reconciler, "coder", "red")
 
 
 @pytest.mark.parametrize(("takes_s", "is_too_long"), [(590.0, False), (700.0, True)])
