@@ -270,10 +270,8 @@ def load_cluster_config(path: Path) -> ClusterConfig:
 def fixed_changes(running: ClusterConfig, changed: ClusterConfig) -> list[str]:
     """Names of the changed fields that a running fleet cannot adopt: Envoy reads them only at its start."""
     former, now = _fixed(running), _fixed(changed)
-    return [field for field in dict.fromkeys((*former, *now)) if former.get(field, _NONE) != now.get(field, _NONE)]
-
-
-_NONE = object()
+    differ = {field for field, _ in former.items() ^ now.items()}
+    return [field for field in former | now if field in differ]
 
 
 def _fixed(config: ClusterConfig) -> dict[str, object]:

@@ -157,7 +157,7 @@ async def _run(
             else:
                 report("stopping before the fleet was complete")
         finally:
-            watcher.cancel()
+            await watcher.stop()
     finally:
         await asyncio.to_thread(_end, deployments, stop, report)
 

@@ -262,7 +262,7 @@ class ServerReplica:
 
     async def _leave(self) -> None:
         """Frees the replica's id. A server that still runs is killed with this process."""
-        self._heartbeat.cancel()
+        await self._heartbeat.stop()
         await self._notify("leave")
 
     async def _notify(self, method: str, *words: Any) -> None:

@@ -26,13 +26,8 @@ class Supervisor:
         """Starts the work in the running event loop."""
         self._task = asyncio.create_task(self._run(), name=self._name)
 
-    def cancel(self) -> None:
-        """Cancels the work, if it was started; does not wait for its end."""
-        if self._task is not None:
-            self._task.cancel()
-
     async def stop(self) -> None:
-        """Cancels the work and waits for its end."""
+        """Cancels the work, if it was started, and waits for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

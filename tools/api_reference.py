@@ -147,7 +147,6 @@ _SHARED: dict[str, Mapping[str, Any]] = {
     "Common fields": schemas(COMMON), "Sampling fields": schemas(SAMPLING), "Stopping fields": schemas(STOPPING),
     "Grammar fields": schemas(GRAMMAR), "Prediction fields": schemas([PREDICTION]),
 }  # fmt: skip
-_KEYWORDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "minItems", "maxItems", "minLength")
 _WORDS = {
     "minimum": "from {}", "exclusiveMinimum": "above {}", "maximum": "to {}", "exclusiveMaximum": "below {}",
     "minItems": "at least {}", "maxItems": "at most {}", "minLength": "at least {} characters",
@@ -214,7 +213,7 @@ def _schema_type(schema: Mapping[str, Any]) -> str:
     name = " or ".join(kind) if isinstance(kind, list) else str(kind)
     if name == "array" and "items" in schema:
         name = f"list of {_schema_type(schema['items'])}"
-    bounds = [_WORDS[word].format(schema[word]) for word in _KEYWORDS if word in schema]
+    bounds = [_WORDS[word].format(schema[word]) for word in _WORDS if word in schema]
     return ", ".join([name, " ".join(bounds)] if bounds else [name])
 
 

@@ -16,13 +16,16 @@ from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry
 
+_PLAIN = DraftedStep(sequences=((0, 1),))  # no draft node, one token
+
 
 class DraftLaw:
     """Samples a recorded step with about as many sequences: the controller drafts fewer nodes per sequence in larger
-    batches. ``steps``: at least one.
+    batches. Without ``steps`` nothing is drafted.
     """
 
     def __init__(self, steps: Seq[DraftedStep]) -> None:
+        steps = steps or (_PLAIN,)
         self.most = max(nodes for step in steps for nodes, _ in step.sequences)
         self._by_size: dict[int, list[DraftedStep]] = {}
         for step in steps:
@@ -51,7 +54,7 @@ _TREES = [_tree(nodes) for nodes in range(MAX_NODES)]  # their content does not 
 class SimulatedDrafting(Drafting):
     """The propose stage of a simulation: trees of random sizes, and the time of a step outside its forward.
 
-    law: None: no speculation. drawn: receives the tokens of each entry of the step. spend: advances the clock by
+    drawn: receives the tokens of each entry of the step. spend: advances the clock by
     milliseconds.
     """
 
@@ -59,7 +62,7 @@ class SimulatedDrafting(Drafting):
         self,
         panel: DrafterManager,
         controller: Controller,
-        law: DraftLaw | None,
+        law: DraftLaw,
         overheads: Overheads,
         rng: random.Random,
         drawn: list[int],
@@ -73,32 +76,15 @@ class SimulatedDrafting(Drafting):
 
     def want(self, sequence: Sequence) -> int:
         """The largest recorded tree: the final size depends on the other sequences of the step."""
-        return 0 if self._law is None else max(0, min(self._law.most, sequence.room - 1))
+        return max(0, min(self._law.most, sequence.room - 1))
 
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
         """Returns trees of the sampled sizes, as far as they are granted."""
-        drawn, overheads = self._drawn, self._overheads
-        drawn.clear()
+        self._drawn.clear()
         if not entries:
             return Proposals([])
-        spent_ms = overheads.step_ms + overheads.step_ms_per_sequence * len(entries)
-        if self._law is None:
-            drawn += [1] * len(entries)
-            trees: list[TokenTree | None] = [_TREES[0] if entry.samples else None for entry in entries]
-        else:
-            trees, draft_ms = self._draw(self._law, entries)
-            spent_ms += draft_ms
-        self._spend(spent_ms)
-        return Proposals(trees)
-
-    def learn(self, out: Proposals, outcome: Outcome) -> float:
-        """Does nothing: the controller decides nothing."""
-        return 0.0
-
-    def _draw(self, law: DraftLaw, entries: Seq[PlanEntry]) -> tuple[list[TokenTree | None], float]:
-        """Returns the trees, and their draft time in milliseconds."""
         sampling = sum(entry.samples for entry in entries)
-        step = law.draw(sampling, self._rng)
+        step = self._law.draw(sampling, self._rng)
         lines, taken = step.sequences, 0
         trees: list[TokenTree | None] = []
         for entry in entries:
@@ -110,4 +96,10 @@ class SimulatedDrafting(Drafting):
             else:
                 trees.append(None)
                 self._drawn.append(0)
-        return trees, step.draft_ms * max(1.0, sampling / len(lines)) if sampling else 0.0
+        draft_ms = step.draft_ms * max(1.0, sampling / len(lines)) if sampling else 0.0
+        self._spend(self._overheads.step_ms + self._overheads.step_ms_per_sequence * len(entries) + draft_ms)
+        return Proposals(trees)
+
+    def learn(self, out: Proposals, outcome: Outcome) -> float:
+        """Does nothing: the controller decides nothing."""
+        return 0.0

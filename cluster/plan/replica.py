@@ -99,7 +99,7 @@ class Replica:
 
     holds_back = False  # the engine gets each request at once
 
-    def __init__(self, profile: Profile, law: DraftLaw | None, seed: int) -> None:
+    def __init__(self, profile: Profile, law: DraftLaw, seed: int) -> None:
         self._clock, self._front_clock = VirtualClock(), VirtualClock()
         self._info = profile.engine_info(VOCABULARY)
         self._engine = self._build(profile, law, random.Random(seed))
@@ -111,7 +111,7 @@ class Replica:
         self._events: list[RequestEvent] = []
         self._refused: list[str] = []
 
-    def _build(self, profile: Profile, law: DraftLaw | None, rng: random.Random) -> Engine:
+    def _build(self, profile: Profile, law: DraftLaw, rng: random.Random) -> Engine:
         config, clock = profile.engine_config(), self._clock
         drawn: list[int] = []
 

@@ -136,7 +136,7 @@ class Fleet:
 
     def __init__(self, plan: FleetPlan, hopeless: Late | None = None) -> None:
         profile = plan.profile
-        law = DraftLaw(profile.drafted) if profile.drafted else None
+        law = DraftLaw(profile.drafted)
         self._hopeless = hopeless
         self._router = BoundedRing(plan.replicas, plan.seed)
         self._replicas = [Replica(profile, law, plan.seed * 1_000_003 + number) for number in range(plan.replicas)]

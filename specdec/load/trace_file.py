@@ -15,7 +15,6 @@ from specdec.load.arrivals import BLOCK_TOKENS
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Text = Annotated[str, Field(min_length=1)]
 CAPTURE_PREFIX, CAPTURE_SUFFIX = "capture-", ".jsonl"  # of the files that a server writes
-_OLD_CAPTURES = f"{CAPTURE_PREFIX}*.sdc"
 _PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
 
 
@@ -104,10 +103,6 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.iterdir() if _is_captured(file))
-    if not found and any(path.glob(_OLD_CAPTURES)):
-        raise ConfigError(
-            f"trace: the captures in {path} are of an earlier release; write a trace of them with its `specdec capture`"
-        )
     if not found:
         raise ConfigError(f"trace: {path} has no captured requests; start the server with --capture {path}")
     return found

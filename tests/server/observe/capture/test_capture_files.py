@@ -59,7 +59,7 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     written(tmp_path, 2)
     for name in ("decisions.jsonl", "capture-of-monday.jsonl"):
         (tmp_path / name).write_text("x\n")
-    (tmp_path / "capture-00000009.sdc").write_text("something else")
+    (tmp_path / "capture-00000009.old").write_text("something else")
     assert numbers(tmp_path) == [0, 1]
 
 
@@ -74,12 +74,6 @@ def test_a_folder_without_captures_is_named(tmp_path: Path) -> None:
         read_trace_lines(tmp_path)
     CaptureWriter(tmp_path, 1 << 20).close()
     with pytest.raises(ConfigError, match="holds no request"):
-        read_trace_lines(tmp_path)
-
-
-def test_captures_of_an_earlier_release_are_named(tmp_path: Path) -> None:
-    (tmp_path / "capture-00000001.sdc").write_bytes(b"SDCAP\x00\x00\x01")
-    with pytest.raises(ConfigError, match="of an earlier release; write a trace of them with its `specdec capture`"):
         read_trace_lines(tmp_path)
 
 
