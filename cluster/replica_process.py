@@ -65,7 +65,8 @@ class ReplicaProcess:
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
         program = os.path.expanduser(deployment.python or sys.executable)
-        words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
+        # Not from the working folder: what lies there is somebody else's.
+        words = [program, "-P", "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         try:
             replace_files({config: content})

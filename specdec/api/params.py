@@ -46,11 +46,8 @@ def read_params(record: type[Record], message: Message, violations: ViolationCol
 def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
     """Set in ``message`` every parameter of ``record`` that it has a field for and that is not None."""
     kind: Any = type(record)
-    for name, write in _writers(kind, message.DESCRIPTOR).items():
-        value = getattr(record, name)
-        if value is not None:
-            write(message, value)
-    return message
+    names = _writers(kind, message.DESCRIPTOR)
+    return fill_values(message, kind, {name: getattr(record, name) for name in names})
 
 
 def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> AnyMessage:

@@ -82,8 +82,6 @@ def _show_conclusion(result: Result) -> None:
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
 _SCREEN = {
     "Servers": ("--url", "--a", "--b", "--key-file", "--target", "--draft"),
     "Run": ("--out", "--max-requests", "--quiet"),
@@ -189,7 +187,7 @@ async def _run(
     from bench.local_server import LocalServer, private_config
     from specdec.cli.progress_bar import LiveLine
 
-    with LiveLine(quiet=quiet, plain_every_s=_PLAIN_EVERY_S) as line:
+    with LiveLine(quiet=quiet, plain_every_s=30) as line:
 
         def watch(progress: Progress) -> None:
             line.show(progress_line(progress, line.passed_s))
@@ -206,7 +204,7 @@ Answer = TypeVar("Answer")
 
 
 @ab_group.command("start")
-@click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("plan", type=_FILE)
 @server_option
 @model_option
 @credential_options
@@ -387,9 +385,6 @@ def _target(metric: str) -> MetricTarget:
         return MetricTarget.model_validate(metric)
     except ValidationError as error:
         raise click.UsageError(f"--metric: {error.errors()[0]['msg']}") from None
-
-
-_PLAIN_EVERY_S = 30.0
 
 
 def progress_line(progress: Progress, passed_s: float) -> str:

@@ -413,7 +413,7 @@ def read_key(option: str, file: Path | None) -> str:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{option}: {file} cannot be read ({error})") from None
-    if not key or len(key.split()) != 1:
+    if len(key.split()) != 1:
         raise click.UsageError(f"{option}: {file} must hold one key and nothing else")
     return key
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from specdec.cli.models import CACHE_DIR
+from specdec.cli.options import POSITIVE
 from specdec.config import EngineConfig
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -30,7 +31,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
               help="Tokens of text to collect.")  # fmt: skip
 @click.option("--passes", type=click.IntRange(min=0), default=4, show_default=True,
               help="Times that the training reads the texts; 0: only collect them.")  # fmt: skip
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="End after this time; run again to go on.")
+@click.option("--hours", type=POSITIVE, help="End after this time; run again to go on.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Compute threads; 0: one per core.")
 @CACHE_DIR
 def train_head_command(

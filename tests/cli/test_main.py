@@ -50,6 +50,12 @@ def test_every_command_can_be_loaded(command: str) -> None:
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
 
 
+def test_bug_the_hours_of_a_training_are_a_number() -> None:
+    """`nan` hours never end."""
+    done = CliRunner().invoke(cli, ["train-head", "--out", "x", "--target", "nowhere", "--hours", "nan"])
+    assert (done.exit_code, "Invalid value for '--hours'" in done.stderr) == (2, True), done.output
+
+
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "ab run", "plan", "doctor"])
 def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     short = CliRunner().invoke(cli, [*command.split(), "--help"], terminal_width=80)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"python: /nowhere/python cannot be run \(No such file"):
         replica(tmp_path / "state", {}, "/nowhere/python")
+
+
+async def test_bug_modules_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise SystemExit('of somebody else')\n")
+    process = replica(tmp_path / "state", {"engine": {"target": "nowhere"}}, sys.executable)
+    while process.alive:
+        await asyncio.sleep(0.05)
+    assert "nowhere: no such file, folder or catalogue model" in process.exit_reason()
 
 
 def deployed(kv_events: dict[str, Any], host: str = "127.0.0.1") -> None:
