@@ -54,12 +54,11 @@ class FleetState(BaseModel):
 
 
 def private_folder(path: Path) -> Path:
-    """Returns ``path`` as an absolute path. Creates it with mode 0700 if it is missing; an existing one keeps its mode.
+    """Returns ``path``. Creates it with mode 0700 if it is missing; an existing one keeps its mode.
 
     Raises:
         ConfigError: it cannot be created, belongs to another user, or others may write to it.
     """
-    path = path.expanduser().absolute()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -136,13 +136,10 @@ def _fetch_hint(name: str) -> str:
 
 def vector_features() -> list[str]:
     """The instruction sets that matter to the kernels, as the processor reports them."""
+    from verify_kernels.cpu.library import cpu_flags
+
     wanted = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "asimd", "i8mm")
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            line = next((text for text in file if text.startswith(("flags", "Features"))), "")
-    except OSError:
-        return []
-    present = set(line.split())
+    present = set(cpu_flags().split())
     return [name for name in wanted if name in present]
 
 

@@ -219,17 +219,16 @@ def pop_call(
     Raises:
         click.UsageError: options contradict each other, or a text is not UTF-8.
     """
-    credentials = None
+    drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
+    open_runner: Callable[[], AbstractContextManager[Runner]]
     if server is None:
         refuse_credentials(values)
+        open_runner = functools.partial(_local_runner, engine_named(pop_config(values), model))
     else:
+        # Drafters and indexes are chosen among those that it has loaded: they say nothing about an engine here.
         _refuse_engine_options(values)
-        credentials = pop_credentials(values)
-    drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
-    # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
-    config = engine_named(pop_config(values), model) if server is None else None
-    request = _request(uuid.uuid4().hex, values, drafters, indexes)
-    return lambda: _runner(server, credentials, config, model), request
+        open_runner = functools.partial(_remote_runner, server, pop_credentials(values), model)
+    return open_runner, _request(uuid.uuid4().hex, values, drafters, indexes)
 
 
 @click.command("generate", cls=ScreenCommand, screen=_SCREEN)
@@ -254,22 +253,19 @@ def generate_command(
         sys.exit(_CUT)
 
 
-@contextmanager
-def _runner(
-    server: str | None, credentials: Credentials | None, config: EngineConfig | None, model: str
-) -> Iterator[Runner]:
-    if server is not None and credentials is not None:
-        from specdec.cli.runners import RemoteRunner
+def _remote_runner(server: str, credentials: Credentials, model: str) -> AbstractContextManager[Runner]:
+    from specdec.cli.runners import RemoteRunner
 
-        with RemoteRunner(server, credentials, model) as remote:
-            yield remote
-        return
+    return RemoteRunner(server, credentials, model)
+
+
+@contextmanager
+def _local_runner(config: EngineConfig) -> Iterator[Runner]:
     from specdec.cli.progress_bar import ProgressBar
     from specdec.cli.runners import LocalRunner
     from specdec.engine.build import build_parts
     from specdec.engine.engine import Engine
 
-    assert config is not None  # without a server there is one
     with ProgressBar() as progress:
         parts = build_parts(config, progress)
     with closing(Engine(parts)) as engine:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import grpc
@@ -56,9 +55,7 @@ class SessionCall:
     async def __aenter__(self) -> SessionCall:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._call.cancel()
 
     async def send(self, message: completion_pb2.CompleteSessionRequest) -> None:
@@ -133,13 +130,7 @@ class CompletionClient:
         """The answer to ``message``: Started, edits, Finished. Close the generator to cancel the call."""
         return self._connection.stream(lambda at: _Completion(at).PredictEdit, message, timeout_s)
 
-    async def report_outcome(
-        self,
-        suggestion_id: str,
-        outcome: Outcome,
-        *,
-        cache_salt: str = "",
-    ) -> bool:
+    async def report_outcome(self, suggestion_id: str, outcome: Outcome, *, cache_salt: str = "") -> bool:
         """Report the outcome of a suggestion (of `complete`: its request id). Returns False if it is unknown."""
         request = completion_pb2.ReportOutcomeRequest(
             suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}")
@@ -253,9 +244,7 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -219,7 +219,7 @@ class Connection:
         self, addresses: Sequence[str], credentials: Credentials, retry: RetryPolicy, workspace: str = ""
     ) -> None:
         """addresses: ``host:port`` of equal servers; calls go to the first until it fails, then to the next. workspace:
-        a proxy sends all calls with the same value to one server; empty: all calls of a session.
+        as of `Client`.
 
         Raises:
             ConfigError: a file of the credentials cannot be read.

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from specdec.cli import generate
 from specdec.cli.main import cli
 from specdec.cli.runners import LocalRunner
-from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
 from specdec.core.types import (
     Delta,
@@ -72,13 +71,10 @@ def run_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpyEngine], Invoke]:
 
     def use(engine: SpyEngine) -> Invoke:
         @contextmanager
-        def runner(
-            server: str | None, credentials: Credentials | None, config: EngineConfig, model: str
-        ) -> Iterator[LocalRunner]:
-            assert (server, credentials) == (None, None)
+        def runner(config: EngineConfig) -> Iterator[LocalRunner]:
             yield LocalRunner(engine, FakeTokenizer())
 
-        monkeypatch.setattr(generate, "_runner", runner)
+        monkeypatch.setattr(generate, "_local_runner", runner)
         return lambda *args, **kwargs: CliRunner().invoke(cli, ["generate", *args], **kwargs)
 
     return use
