@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,6 +66,8 @@ class ReplicaProcess:
         found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
         content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
         program = os.path.expanduser(deployment.python or sys.executable)
+        if shutil.which(program) is None:
+            raise ModelError(f"python: {program} is not there, or cannot be run")
         # Not from the working folder: what lies there is somebody else's.
         words = [program, "-P", "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
@@ -78,8 +81,8 @@ class ReplicaProcess:
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
                 )
-            except OSError as error:
-                raise ModelError(f"python: {program} cannot be run ({error.strerror})") from None
+            except (OSError, subprocess.SubprocessError) as error:
+                raise ModelError(f"python: {program} cannot be run ({error})") from None
         self._client = httpx.AsyncClient(
             base_url=f"http://{authority(host, self.http_port)}", timeout=_REQUEST_S, trust_env=False
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"python: /nowhere/python cannot be run \(No such file"):
+    with pytest.raises(ModelError, match=r"python: /nowhere/python is not there, or cannot be run"):
         replica(tmp_path / "state", {}, "/nowhere/python")
+
+
+def test_bug_an_interpreter_that_cannot_be_run_is_named_beside_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where gRPC runs in a process, the errors of its children may lose their number and kind."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise subprocess.SubprocessError("Bad exception data from child: b'OSError:'")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(ModelError, match=r"python: /bin/true cannot be run \(Bad exception data"):
+        replica(tmp_path / "state", {})
 
 
 async def test_bug_modules_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
