@@ -217,7 +217,7 @@ async def _run(plan: PeersPlan) -> PeersRun:
 
 @click.command("step")
 @engine_options
-@click.option("--repeats", default=15, show_default=True, help="Repeats, shapes in turns; medians are reported.")
+@count_option("--repeats", default=15, help="Repeats, shapes in turns; medians are reported.")
 @repeated_option(
     "--context", "contexts", type=click.IntRange(min=1), default=(256, 2048),
     help="Tokens before the rows; may be repeated.",

@@ -50,10 +50,13 @@ def test_every_command_can_be_loaded(command: str) -> None:
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
 
 
-def test_bug_the_hours_of_a_training_are_a_number() -> None:
-    """`nan` hours never end."""
-    done = CliRunner().invoke(cli, ["train-head", "--out", "x", "--target", "nowhere", "--hours", "nan"])
-    assert (done.exit_code, "Invalid value for '--hours'" in done.stderr) == (2, True), done.output
+@pytest.mark.parametrize(
+    ("command", "option", "value"), [("train-head --out x", "--hours", "nan"), ("bench step", "--repeats", "0")]
+)
+def test_bug_numbers_with_which_a_command_cannot_end_well_are_refused(command: str, option: str, value: str) -> None:
+    """A training of `nan` hours never ended, and there is no median of no repeat."""
+    done = CliRunner().invoke(cli, [*command.split(), "--target", "nowhere", option, value])
+    assert (done.exit_code, f"Invalid value for '{option}'" in done.stderr) == (2, True), done.output
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "ab run", "plan", "doctor"])
