@@ -120,8 +120,8 @@ def _fixed(path: str) -> str:
     return path if path.startswith("~") else str(Path(path).absolute())
 
 
-def _is_file(model: str | None) -> bool:
-    return model is not None and (model.startswith(".") or model.endswith(".gguf") or os.path.exists(model))
+def _is_file(model: Any) -> bool:
+    return isinstance(model, str) and (model.startswith(".") or model.endswith(".gguf") or os.path.exists(model))
 
 
 def _key(model: ModelConfig) -> str:
