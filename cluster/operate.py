@@ -282,7 +282,7 @@ def _ready_lines(config: ClusterConfig) -> Iterator[str]:
 def status(reconciler: Any) -> dict[str, Any]:
     """The fleet's models, releases and replicas, and Ray's messages about releases that fail."""
     failures = ray_serve.failures()
-    if error := answer(reconciler.write_error.remote()):
+    if error := answer(reconciler.error.remote()):
         failures["reconciler"] = error
     return {"models": ask(reconciler, "status"), "failures": failures}
 

@@ -61,13 +61,15 @@ class ReconcilerActor:
 
     def __init__(self, config: ClusterConfig, of_serve: bool) -> None:
         self._of_serve = of_serve
+        self._lost = ""  # why it does not continue from its state, if it does not
         self._state = private_folder(config.folder) / "fleet.json"
         known = FleetState(config=config, deployments={}, fleet=Fleet.of(config))
         if ray.get_runtime_context().was_current_actor_reconstructed:
             try:
                 known = FleetState.load(self._state)
             except ConfigError as error:
-                _LOG.error("%s; rebuilding the fleet from the replicas' heartbeats", error)
+                self._lost = f"{error}; rebuilt from the replicas' heartbeats: restart `specdec cluster serve`"
+                _LOG.error("%s", self._lost)
         self._config, self._deployments = known.config, known.deployments
         self._files = EnvoyFiles(envoy_folder(config))
         self._reconciler = Reconciler(known.fleet, self._write, interval_s=known.config.health.interval_s)
@@ -129,9 +131,9 @@ class ReconcilerActor:
         """The recorded deployments, by Serve application."""
         return dict(self._deployments)
 
-    async def write_error(self) -> str:
-        """Why the files differ from the fleet; empty: they are equal."""
-        return self._reconciler.write_error
+    async def error(self) -> str:
+        """Why the files differ from the fleet, or the fleet from what operators made of it; empty: neither does."""
+        return self._reconciler.write_error or self._lost
 
     @contextlib.contextmanager
     def _adopting(self, config: ClusterConfig, deployments: dict[str, Deployment]) -> Iterator[None]:

@@ -512,13 +512,17 @@ def test_a_canary_gets_its_share_whatever_the_weights_were(
         fleet.operate.change(reconciler, with_share, "coder", "red", 60)
 
 
-def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:
+async def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: Fleet) -> None:
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
     restarted = fleet.ray_serve.ReconcilerActor(fleet.config, True)
     assert [*restarted._deployments] == ["coder.blue"]
     (fleet.folder / "state" / "fleet.json").chmod(0o666)
-    assert not fleet.ray_serve.ReconcilerActor(fleet.config, True)._deployments
+    rebuilt = fleet.ray_serve.ReconcilerActor(fleet.config, True)
+    assert not rebuilt._deployments
+    # `status` shows it: the weights are those of the file again, and no release can be changed.
+    assert "other users may write" in await rebuilt.error()
+    assert await restarted.error() == ""
 
 
 def test_addresses_of_ipv6_have_brackets(fleet: Fleet) -> None:
