@@ -28,7 +28,6 @@ from specdec.cli.options import (
     credential_options,
     drafter_names,
     engine_named,
-    flag_of,
     model_option,
     pop_config,
     pop_credentials,
@@ -303,7 +302,8 @@ def _read_prompt(prompt: str | None) -> str:
 def _refuse_engine_options(values: dict[str, Any]) -> None:
     """Refuse options that have no effect on a server's model."""
     names = [name for name in values if name.startswith("engine__") or name == "config_file"]
-    given = [flag_of(name) for name in names if values[name] is not None]
+    flags = {param.name: param.opts[0] for param in click.get_current_context().command.params}
+    given = [flags[name] for name in names if values[name] is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)} cannot be used with --server")
     if any("=" in text for text in values["index"]):

@@ -189,12 +189,6 @@ def _index_files(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def flag_of(name: str) -> str:
-    """The flag that fills ``name``, a keyword argument of a command."""
-    options = (("--config", "config_file"), *_ENGINE, *_SWITCH, *_SERVER)
-    return next(flag for flag, dotted in options if dotted.replace(".", "__") == name)
-
-
 def drafter_names(given: tuple[str, ...]) -> tuple[str, ...]:
     """The names in repeated or comma-separated options."""
     return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
