@@ -7,7 +7,7 @@ import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -266,8 +266,8 @@ class Connection:
         Raises:
             CallError: as `stream`.
         """
-        async with aclosing(self.stream(method, request, timeout_s)) as answers:
-            return await anext(answers)
+        (answer,) = [answer async for answer in self.stream(method, request, timeout_s)]
+        return answer
 
     async def stream(
         self,
