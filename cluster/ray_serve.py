@@ -68,7 +68,7 @@ class ReconcilerActor:
             try:
                 known = FleetState.load(self._state)
             except ConfigError as error:
-                self._lost = f"{error}; rebuilt from the replicas' heartbeats: restart `specdec cluster serve`"
+                self._lost = f"{error}; the fleet is rebuilt from heartbeats: restart `specdec cluster serve`"
                 _LOG.error("%s", self._lost)
         self._config, self._deployments = known.config, known.deployments
         self._files = EnvoyFiles(envoy_folder(config))

@@ -54,8 +54,7 @@ _TREES = [_tree(nodes) for nodes in range(MAX_NODES)]  # their content does not 
 class SimulatedDrafting(Drafting):
     """The propose stage of a simulation: trees of random sizes, and the time of a step outside its forward.
 
-    drawn: receives the tokens of each entry of the step. spend: advances the clock by
-    milliseconds.
+    drawn: receives the tokens of each entry of the step. spend: advances the clock by milliseconds.
     """
 
     def __init__(
