@@ -82,7 +82,6 @@ class ServerMetrics(TelemetryListener):
         self.suggestion_outcomes: Counter[str] = Counter()  # reports that changed a suggestion's outcome
 
     def prompt(self, event: Started) -> None:
-        """The request was scheduled."""
         self.prompt_tokens += event.prompt_tokens
         self.cached_tokens += event.cached_tokens
         self.queue.add(event.queue_ms / 1e3)
@@ -92,7 +91,6 @@ class ServerMetrics(TelemetryListener):
         self.ttft.add(ttft_s)
 
     def tokens(self, count: int, gap_s: float | None = None) -> None:
-        """A sample's next ``count`` tokens arrived, ``gap_s`` after the previous ones; None: its first."""
         self.output_tokens += count
         self.chunk_tokens.add(count)
         if gap_s is not None:
