@@ -94,7 +94,7 @@ def test_too_much_shared_memory_is_detected(planted: tuple[Any, Any]) -> None:
     rows = rows_of(planted[1], "shared")
     assert rows["sm_90"]["shared"] > 227 * KIB
     assert "shared memory" in rows["sm_90"]["problems"][0]
-    assert "232448 at most" in rows["sm_90"]["problems"][0]
+    assert "232448 each at most" in rows["sm_90"]["problems"][0]
 
 
 def test_a_store_before_earlier_launches_have_ended_is_detected(planted: tuple[Any, Any]) -> None:
@@ -249,11 +249,11 @@ def test_limits_are_exact(name: str, limit: int) -> None:
 def test_blocks_that_share_a_multiprocessor_fit_together(name: str, total: int, own: int) -> None:
     target, half = TARGETS[name], total * KIB // 2 - own * KIB
     assert target.problems(replace(SOUND, shared=half), 2) == []
-    assert "of 2 blocks" in target.problems(replace(SOUND, shared=half + 1), 2)[0]
+    assert "shared memory 2 x " in target.problems(replace(SOUND, shared=half + 1), 2)[0]
     assert target.problems(replace(SOUND, shared=half + 1)) == []
     most = 256 if name != "gfx942" else 504
     assert target.problems(replace(SOUND, threads=128 if own else 256, registers=most), 2 if own else 1) == []
-    assert "2 times" in target.problems(replace(SOUND, threads=256, registers=264), 2)[0]
+    assert "2 x 264 registers" in target.problems(replace(SOUND, threads=256, registers=264), 2)[0]
 
 
 def test_attention_tiles_are_limited_by_what_is_resident() -> None:

@@ -54,8 +54,7 @@ class Target:
 
     name: str
     gpu: GPUTarget
-    shared: int  # bytes of shared memory (LDS) of a block, at most
-    shared_total: int  # bytes of shared memory of a multiprocessor
+    shared: int  # bytes of shared memory (LDS) of a multiprocessor
     shared_own: int  # bytes that each block takes in addition to its request
     registers: int  # 32-bit registers of the register file per lane
     register_lanes: int  # lanes of the register file
@@ -71,35 +70,26 @@ class Target:
 
     def problems(self, usage: Usage, resident: int = 1) -> list[str]:
         """The limits of the chip that ``usage`` breaks, with ``resident`` blocks at once on a multiprocessor."""
-        per_lane = -(-usage.registers // 8) * 8
-        groups = -(-usage.threads // self.register_lanes)
-        together = resident * (usage.shared + self.shared_own)
+        room = self.shared // resident - self.shared_own
+        registers = -(-usage.registers // 8) * 8 * -(-usage.threads // self.register_lanes)
         checks = (
             (usage.spills > 0, f"spills {usage.spills} {'bytes' if self.gpu.backend == 'cuda' else 'registers'}"),
-            (usage.shared > self.shared, f"shared memory {usage.shared} bytes, {self.shared} at most"),
+            (usage.shared > room, f"shared memory {resident} x {usage.shared} bytes, {room} each at most"),
             (
-                resident > 1 and together > self.shared_total,
-                f"shared memory of {resident} blocks is {together} bytes, a multiprocessor has {self.shared_total}",
-            ),
-            (
-                resident > 1 and per_lane * groups * resident > self.registers,
-                f"{usage.registers} registers x {usage.threads} threads do not fit {resident} times in the file",
+                registers * resident > self.registers,
+                f"{resident} x {usage.registers} registers x {usage.threads} threads do not fit in the register file",
             ),
             (usage.threads > _MAX_THREADS, f"{usage.threads} threads a block, {_MAX_THREADS} at most"),
-            (
-                per_lane * groups > self.registers,
-                f"{usage.registers} registers x {usage.threads} threads do not fit in the register file",
-            ),
             (usage.tensor_memory > _TENSOR_MEMORY, f"{usage.tensor_memory} columns of tensor memory"),
             (usage.scratch > 0, f"{usage.scratch} bytes of global scratch per block, which a CUDA graph cannot have"),
         )
         return [text for broken, text in checks if broken]
 
 
-def _nvidia(capability: int, shared_total: int, fp8: tuple[str, ...]) -> Target:
+def _nvidia(capability: int, shared: int, fp8: tuple[str, ...]) -> Target:
     """CUDA keeps 1 KiB of shared memory per block to itself."""
     gpu, name = GPUTarget("cuda", capability, 32), f"sm_{capability}"
-    return Target(name, gpu, shared_total - _KIB, shared_total, _KIB, 65536 // 32, 32, fp8, name in SMALL)
+    return Target(name, gpu, shared, _KIB, 65536 // 32, 32, fp8, name in SMALL)
 
 
 TARGETS: dict[str, Target] = {
@@ -110,7 +100,7 @@ TARGETS: dict[str, Target] = {
         _nvidia(90, 228 * _KIB, ("fp8e4nv", "fp8e5")),
         _nvidia(100, 228 * _KIB, ("fp8e4nv", "fp8e5")),
         _nvidia(120, 100 * _KIB, ("fp8e4nv", "fp8e5")),
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 64 * _KIB, 0, 512, 4 * 64, ("fp8e4b8", "fp8e5b16")),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 0, 512, 4 * 64, ("fp8e4b8", "fp8e5b16")),
     )
 }
 
