@@ -108,8 +108,8 @@ def pack_blocks(raw: Bytes, kind: str) -> Bytes:
 
 def _parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
     """raw: [tiles, 2, 16, units, blocks, block bytes]."""
-    if kind in _K_PARTS:
-        return _K_PARTS[kind](raw[..., 0, :])
+    if kind.endswith("_k"):
+        return _k_parts(kind, raw[..., 0, :])
     if kind == "q3_0":
         return _q3_parts(raw)
     return _u4_parts(raw) if kind.startswith("u4") else _simple_parts(kind, raw)
@@ -119,7 +119,7 @@ def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
     """``packed``, of n channels and k inputs, unpacked."""
     layout = FORMATS[kind]
     tiles, units = packed.shape[:2]
-    unpack = _unpack_k if kind in _K_PARTS else _UNPACK.get(kind[:2], _unpack_simple)
+    unpack = _unpack_k if kind.endswith("_k") else _UNPACK.get(kind[:2], _unpack_simple)
     levels, scale, low = unpack(packed, kind)
 
     def rows(values: NDArray[Any], width: int, inputs: int) -> NDArray[Any]:
@@ -151,32 +151,17 @@ def _halfs(values: Bytes) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(np.float16)
 
 
-def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The eight scales and eight low ends, six bits each, that 12 bytes hold."""
-    a, b, c = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+def _k_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
+    """raw: [tiles, 2, 16, units, block bytes]."""
+    if kind == "q6_k":
+        largest = _halfs(raw[..., 208:]).astype(np.float32)
+        return [_words(raw[..., :128]), _words(raw[..., 128:192]), _each(raw[..., 192:208]), _each(largest)]
+    # Twelve bytes hold eight scales and eight low ends of six bits each.
+    a, b, c = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
     scale = np.concatenate((a & 63, (c & 15) | (a >> 6) << 4), axis=-1)
     low = np.concatenate((b & 63, (c >> 4) | (b >> 6) << 4), axis=-1)
-    return scale, low
-
-
-def _q4_k(raw: Bytes) -> list[NDArray[Any]]:
-    scale, low = _k_scales(raw[..., 4:16])
-    ends = _halfs(raw[..., 0:4])
-    return [_words(raw[..., 16:]), _each(scale), _each(low), _each(ends)]
-
-
-def _q5_k(raw: Bytes) -> list[NDArray[Any]]:
-    scale, low = _k_scales(raw[..., 4:16])
-    ends = _halfs(raw[..., 0:4])
-    return [_words(raw[..., 48:]), _words(raw[..., 16:48]), _each(scale), _each(low), _each(ends)]
-
-
-def _q6_k(raw: Bytes) -> list[NDArray[Any]]:
-    largest = _halfs(raw[..., 208:]).astype(np.float32)
-    return [_words(raw[..., :128]), _words(raw[..., 128:192]), _each(raw[..., 192:208]), _each(largest)]
-
-
-_K_PARTS = {"q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}
+    levels = [_words(raw[..., 48:]), _words(raw[..., 16:48])] if kind == "q5_k" else [_words(raw[..., 16:])]
+    return [*levels, _each(scale), _each(low), _each(_halfs(raw[..., 0:4]))]
 
 
 def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
@@ -242,7 +227,7 @@ def _unpack_k(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDA
         plane = _bytes_of(packed[..., 2048:2560]).reshape(*shape, 1, 32, 16)
         levels = levels | ((plane >> np.arange(8, dtype=np.uint8).reshape(8, 1, 1)) & 1) << 4
     small = packed[..., -320:]
-    ends = np.ascontiguousarray(small[..., 256:]).view(np.float16).astype(np.float32).reshape(*shape, 2, 1, 16)
+    ends = _halfs(small[..., 256:]).astype(np.float32).reshape(*shape, 2, 1, 16)
     scales = small[..., :256].reshape(*shape, 2, 8, 16).astype(np.float32) * ends
     return levels, scales[..., 0, :, :], scales[..., 1, :, :]
 
@@ -250,8 +235,7 @@ def _unpack_k(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDA
 def _unpack_simple(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:
     shape = packed.shape[:3]
     ends = 2 if FORMATS[kind].low else 1
-    small = np.ascontiguousarray(packed[..., -64 * ends :]).view(np.float16).astype(np.float32)
-    small = small.reshape(*shape, ends, 2, 16)
+    small = _halfs(packed[..., -64 * ends :]).astype(np.float32).reshape(*shape, ends, 2, 16)
     scale, low = small[..., 0, :, :], small[..., 1, :, :] if ends == 2 else None
     if kind == "q8_0":
         return _bytes_of(packed[..., :1024]), scale, low
@@ -268,7 +252,7 @@ def _unpack_u4(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], ND
     shape, ends = packed.shape[:3], 128 // FORMATS[kind].block
     pairs = _bytes_of(packed[..., :1024]).reshape(*shape, 2, 1, GROUP, 16)
     small = packed[..., 1024 : 1024 + 48 * ends]
-    scale = np.ascontiguousarray(small[..., : 32 * ends]).view(np.float16).astype(np.float32).reshape(*shape, ends, 16)
+    scale = _halfs(small[..., : 32 * ends]).astype(np.float32).reshape(*shape, ends, 16)
     low = scale * small[..., 32 * ends :].reshape(*shape, ends, 16)
     each = np.arange(4) * ends // 4  # of the unit's groups
     return np.concatenate((pairs & 15, pairs >> 4), axis=-3), scale[..., each, :], low[..., each, :]
@@ -281,8 +265,8 @@ def _unpack_q3(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], ND
     fourth = low >> 6 << 1 | ones.reshape(*shape, GROUP, 16)
     third = np.concatenate((last & 7, last >> 3 & 7), axis=-2)
     levels = np.stack((low & 7, low >> 3 & 7, third, fourth), axis=-3)
-    scale = np.ascontiguousarray(packed[..., 768:]).view(np.float16).astype(np.float32)
-    return levels, scale.reshape(*shape, 4, 16), None
+    scale = _halfs(packed[..., 768:]).astype(np.float32).reshape(*shape, 4, 16)
+    return levels, scale, None
 
 
 _UNPACK = {"u4": _unpack_u4, "q3": _unpack_q3}

@@ -30,7 +30,7 @@ class LinearArgs(ctypes.Structure):
         ("ld_src", c_int64), ("ld_dst", c_int64),
         ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p), ("order", c_void_p),
         ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
-        ("eps", c_float), ("unused", c_float),
+        ("eps", c_float),
         ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("result", c_void_p),
     )  # fmt: skip
 
@@ -51,7 +51,7 @@ class BatchArgs(ctypes.Structure):
     """``sd_batch`` in csrc/attention.h."""
 
     _fields_ = (
-        ("rows", c_int32), ("entries", c_int32), ("max_pages", c_int32), ("unused", c_int32),
+        ("rows", c_int32), ("entries", c_int32), ("max_pages", c_int32),
         ("entry_start", c_void_p), ("entry_ctx", c_void_p), ("page_table", c_void_p), ("entry_of", c_void_p),
         ("parent", c_void_p), ("depth", c_void_p), ("diverge", c_void_p),
     )  # fmt: skip
@@ -274,18 +274,19 @@ class NativePacking:
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """As `quant_formats.pack_blocks`."""
-        raw, layout = raw.contiguous(), FORMATS[kind]
-        rows, blocks = raw.shape[0], raw.shape[1] // layout.block_bytes
-        out = torch.empty(packed_shape(kind, rows, blocks * layout.block), dtype=torch.uint8)
-        self._library.sd_pack_blocks(_KINDS[kind], raw.data_ptr(), rows, blocks, out.data_ptr())
+        raw, own = raw.contiguous(), FORMATS[kind]
+        rows, blocks = raw.shape[0], raw.shape[1] // own.block_bytes
+        out = torch.empty(packed_shape(kind, rows, blocks * own.block), dtype=torch.uint8)
+        layout = own.block, own.block_bytes, own.unit, own.unit_bytes
+        self._library.sd_pack_blocks(_KINDS[kind], *layout, raw.data_ptr(), rows, blocks, out.data_ptr())
         return out
 
     def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
         """As `packed_weights.round_blocks`, of which sums may be added in another order."""
-        weight, fits = weight.contiguous(), self._fits[kind]
+        weight, fits, size = weight.contiguous(), self._fits[kind], FORMATS[kind].block_bytes
         groups = weight.numel() // GROUP
-        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * FORMATS[kind].block_bytes, dtype=torch.uint8)
+        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * size, dtype=torch.uint8)
         self._library.sd_round_blocks(
-            _KINDS[kind], weight.data_ptr(), groups, fits.data_ptr(), len(fits), raw.data_ptr()
+            _KINDS[kind], size, weight.data_ptr(), groups, fits.data_ptr(), len(fits), raw.data_ptr()
         )
         return raw

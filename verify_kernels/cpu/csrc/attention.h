@@ -8,7 +8,7 @@ extern "C" {
 // A row's keys in logical order: positions [0, ctx) of its entry, then its path. Position ctx + depth[j] of path
 // row j lies at slot ctx + j; while j == depth the slot is the position (the principal path).
 struct sd_batch {
-  int32_t rows, entries, max_pages, unused;
+  int32_t rows, entries, max_pages;
   const int32_t* entry_start;  // [entries + 1] first row of each entry
   const int32_t* entry_ctx;    // [entries] slots filled before this forward
   const int32_t* page_table;   // [entries, max_pages]

@@ -26,7 +26,6 @@ struct sd_linear_args {
   const float* pre_norm;
   const float* post_norm;
   float eps;
-  float unused;
   float* x;         // [rows, k_pad] input of the product (float kinds), or the normed row before quantisation to int8
   int8_t* q;        // [rows, k_pad] quantised rows; block formats: [chunks, rows, bytes of a Record of quant_linear.cpp]
   float* q_scale;   // [rows, chunks]

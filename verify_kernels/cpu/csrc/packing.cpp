@@ -11,26 +11,9 @@
 namespace sd {
 namespace {
 
-constexpr int HALF = 16;  // channels of a unit
-constexpr int GROUP = 32;         // inputs of a group
+constexpr int HALF = 16;              // channels of a unit
+constexpr int GROUP = 32;             // inputs of a group
 constexpr int MAX_BLOCK_BYTES = 256;  // of a block in a file, rounded up
-
-struct Format {
-  int kind, block, block_bytes, unit, unit_bytes;  // `block` inputs of a row in the file, `unit` inputs of 16 rows here
-};
-
-constexpr Format FORMATS[] = {
-    {SD_Q4_0, 32, 18, 64, 576},     {SD_Q4_1, 32, 20, 64, 640},     {SD_Q5_0, 32, 22, 64, 704},
-    {SD_Q5_1, 32, 24, 64, 768},     {SD_Q8_0, 32, 34, 64, 1088},    {SD_Q4_K, 256, 144, 256, 2368},
-    {SD_Q5_K, 256, 176, 256, 2880}, {SD_Q6_K, 256, 210, 256, 3392}, {SD_U4_32, 32, 19, 128, 1216},
-    {SD_U4_64, 64, 35, 128, 1152},  {SD_U4_128, 128, 67, 128, 1088}, {SD_Q3_0, 32, 14, 128, 896},
-};
-
-const Format& format_of(int kind) {
-  for (const Format& f : FORMATS)
-    if (f.kind == kind) return f;
-  return FORMATS[0];
-}
 
 // One channel's place in a unit, part after part.
 struct Lane {
@@ -171,35 +154,35 @@ void round_block(int kind, const float* w, const float* fits, int tried, uint8_t
 
 extern "C" {
 
-// Repacks rows of `blocks` whole blocks each to [tiles, units, 2, unit bytes]. Padding dequantises to zeros.
-void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* out) {
+// Repacks rows of `blocks` whole blocks each to [tiles, units, 2, unit_bytes]. Padding dequantises to zeros. A block has
+// `block` inputs of a row in the file, a unit `unit` inputs of 16 rows.
+void sd_pack_blocks(int32_t kind, int32_t block, int32_t block_bytes, int32_t unit, int32_t unit_bytes,
+                    const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* out) {
   using namespace sd;
-  const Format& f = format_of(kind);
-  const int each = f.unit / f.block;
+  const int each = unit / block;
   const int64_t units = (blocks + each - 1) / each, tiles = (rows + 31) / 32;
   static const uint8_t none[MAX_BLOCK_BYTES] = {};
-  memset(out, 0, tiles * units * 2 * f.unit_bytes);
+  memset(out, 0, tiles * units * 2 * unit_bytes);
   for (int64_t row = 0; row < tiles * 32; ++row) {
     for (int64_t u = 0; u < units; ++u) {
       const uint8_t* own[4];
       for (int i = 0; i < each; ++i) {
         const int64_t b = u * each + i;
-        own[i] = row < rows && b < blocks ? raw + (row * blocks + b) * f.block_bytes : none;
+        own[i] = row < rows && b < blocks ? raw + (row * blocks + b) * block_bytes : none;
       }
-      const Lane to{out + ((row / 32 * units + u) * 2 + row / 16 % 2) * f.unit_bytes, (int)(row % 16)};
+      const Lane to{out + ((row / 32 * units + u) * 2 + row / 16 % 2) * unit_bytes, (int)(row % 16)};
       if (kind == SD_Q3_0) pack_q3(own, to);
       else if (kind >= SD_U4_32) pack_u4(own, each, to);
-      else if (f.block == 256) pack_k(kind, own[0], to);
+      else if (block == 256) pack_k(kind, own[0], to);
       else pack_simple(kind, own, to);
     }
   }
 }
 
-// Rounds `count` runs of 32 weights to blocks of `kind`, Q4_0 or Q3_0. fits: `tried` values of the largest weight over the
-// scale.
-void sd_round_blocks(
-    int32_t kind, const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
-  const int bytes = sd::format_of(kind).block_bytes;
+// Rounds `count` runs of 32 weights to blocks of `kind`, Q4_0 or Q3_0, of `bytes` each. fits: `tried` values of the largest
+// weight over the scale.
+void sd_round_blocks(int32_t kind, int32_t bytes, const float* weight, int64_t count, const float* fits, int32_t tried,
+                     uint8_t* raw) {
   for (int64_t i = 0; i < count; ++i) sd::round_block(kind, weight + 32 * i, fits, tried, raw + bytes * i);
 }
 }
