@@ -28,6 +28,7 @@ EXACT = {"enable_fp_fusion": False, "num_stages": 1}  # a fused multiply-add wou
 MAXIMA_OPTIONS = EXACT | {"maxnreg": 64}
 ROW_OPTIONS = EXACT | {"maxnreg": 128}
 
+# Columns of a `SamplingTable`
 _NOISE = ("inverse", "seed", "position")
 _FILTERS = ("top_k", "top_p", "log_min_p")
 _MASKS = ("mask_begin", "mask_words", "pool")
@@ -35,31 +36,24 @@ _MASKS = ("mask_begin", "mask_words", "pool")
 
 @dataclass(frozen=True, slots=True)
 class SamplingVariant:
-    """noise, filters: whether a row may have them. total: log-probabilities are wanted. wide: more tokens than one."""
+    """noise, filters: whether a row may have them. wide: several tokens with their log-probabilities are wanted."""
 
     name: str
     noise: bool
     filters: bool
-    total: bool
     wide: bool
 
     @property
     def needs_peak(self) -> bool:
-        """Whether the largest z must be known before the scan."""
-        return self.filters or self.total
-
-    def columns_of(self, table: SamplingTable | None, masks: bool) -> dict[str, Tensor | None]:
-        """The table's columns that the kernels read in this form; None for the others, and without a table."""
-        names = ("temperature", *_NOISE * self.noise, *_FILTERS * self.filters, *_MASKS * masks)
-        every = ("temperature", *_NOISE, *_FILTERS, *_MASKS)
-        return {name: getattr(table, name) if table is not None and name in names else None for name in every}
+        """Whether the largest z must be known before the scan, and lists shortened after it."""
+        return self.filters or self.wide
 
 
-GREEDY = SamplingVariant("greedy", noise=False, filters=False, total=False, wide=False)
-NOISY = SamplingVariant("noisy", noise=True, filters=False, total=False, wide=False)
-FILTERED = SamplingVariant("filtered", noise=True, filters=True, total=False, wide=False)
-CHILDREN = SamplingVariant("children", noise=True, filters=True, total=True, wide=True)
-LOGPROBS = SamplingVariant("logprobs", noise=False, filters=False, total=True, wide=True)
+GREEDY = SamplingVariant("greedy", noise=False, filters=False, wide=False)
+NOISY = SamplingVariant("noisy", noise=True, filters=False, wide=False)
+FILTERED = SamplingVariant("filtered", noise=True, filters=True, wide=False)
+CHILDREN = SamplingVariant("children", noise=True, filters=True, wide=True)
+LOGPROBS = SamplingVariant("logprobs", noise=False, filters=False, wide=True)
 VARIANTS = (GREEDY, NOISY, FILTERED, CHILDREN, LOGPROBS)
 
 
@@ -110,7 +104,7 @@ def _row_kernels() -> Iterator[CompileCase]:
                 yield _case(
                     f"shorten {name}", shorten_kernel, flags | sizes | absent, SHORTEN_WARPS, options=ROW_OPTIONS
                 )
-            absent |= dict.fromkeys(() if variant.total else ("peak", "weights", "values"))
+            absent |= dict.fromkeys(() if variant.wide else ("peak", "weights", "values"))
             absent |= dict.fromkeys(() if variant == LOGPROBS else ("tokens", "chosen"))
             sizes = lists | {"COLUMNS": plan.columns(True)}
             yield _case(f"choose {name}", choose_kernel, flags | sizes | absent, CHOOSE_WARPS, options=ROW_OPTIONS)
@@ -132,15 +126,15 @@ def _forms() -> Iterator[tuple[SamplingVariant, bool, bool]]:
 
 
 def _flags(variant: SamplingVariant) -> dict[str, Any]:
-    return {"NOISE": variant.noise, "FILTERS": variant.filters, "TOTAL": variant.total, "WIDE": variant.wide}
+    return {"NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide}
 
 
 def _absent(variant: SamplingVariant, table: bool, masks: bool) -> dict[str, Any]:
     """Arguments that are None in a form."""
     names = [] if table else ["temperature"]
-    names += [] if variant.noise else ["inverse", "seed", "position"]
-    names += [] if variant.filters else ["top_k", "top_p", "log_min_p", "bound", "spare"]
-    names += [] if masks else ["mask_begin", "mask_words", "pool"]
+    names += [] if variant.noise else _NOISE
+    names += [] if variant.filters else [*_FILTERS, "bound", "spare"]
+    names += [] if masks else _MASKS
     names += [] if variant.needs_peak else ["peak", "weights"]
     return dict.fromkeys(names)
 
@@ -194,7 +188,7 @@ def sample(
     """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
-    them. needs: what `SamplingTable.fill` said, or more. logits, workspace and tokens: as in `greedy`; rows do not
+    them. needs: what `SamplingNeeds.of` said, or more. logits, workspace and tokens: as in `greedy`; rows do not
     overlap. ``table`` has at least as many rows as the logits; the rest are ignored.
     """
     variant = FILTERED if needs.filters else NOISY if needs.noise else GREEDY
@@ -275,7 +269,9 @@ def _run(
     if rows == 0:
         return
     plan, stride, w = workspace.plan, logits.stride(0), workspace
-    t = variant.columns_of(table, masks)
+    absent = _absent(variant, table is not None, masks)
+    columns = ("temperature", *_NOISE, *_FILTERS, *_MASKS)
+    t = {name: None if name in absent else getattr(table, name) for name in columns}
     heat, mask = t["temperature"], (t["mask_begin"], t["mask_words"], t["pool"])
     filters = (t["top_k"], t["top_p"])
     noise = (t["inverse"], t["seed"], t["position"])
@@ -298,21 +294,21 @@ def _run(
     scan_kernel[grid](
         logits, heat, *noise, *filters, t["log_min_p"], *mask, peak, bound, w.places, w.counts, weights,
         stride, vocab, max(width, 1),
-        NOISE=variant.noise, FILTERS=variant.filters, TOTAL=variant.total, WIDE=variant.wide, MASK=masks,
+        NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide, MASK=masks,
         GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS, **launch_options(EXACT, logits.device),
     )  # fmt: skip
-    if variant.filters or variant.wide:
+    if variant.needs_peak:
         shorten_kernel[(rows,)](
             logits, heat, *noise, *filters, t["log_min_p"], peak, w.places, spare, w.counts, weights,
             stride, vocab, width, plan.splits,
-            NOISE=variant.noise, FILTERS=variant.filters, TOTAL=variant.total, WIDE=variant.wide,
+            NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide,
             TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(False),
             num_warps=SHORTEN_WARPS, **launch_options(ROW_OPTIONS, logits.device),
         )  # fmt: skip
     choose_kernel[(rows,)](
-        logits, heat, *noise, peak if variant.total else None, w.places, w.counts, weights if variant.total else None,
+        logits, heat, *noise, peak if variant.wide else None, w.places, w.counts, weights if variant.wide else None,
         tokens, chosen, ids, values, stride, vocab, width, plan.splits,
-        NOISE=variant.noise, TOTAL=variant.total, WIDE=variant.wide,
+        NOISE=variant.noise, WIDE=variant.wide,
         TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS,
         **launch_options(ROW_OPTIONS, logits.device),
     )  # fmt: skip

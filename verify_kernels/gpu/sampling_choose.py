@@ -16,7 +16,6 @@ from verify_kernels.gpu.sampling_math import (
     DEAD,
     LAST_ID,
     append,
-    divide,
     gumbel,
     gumbel_bounds,
     keeps,
@@ -27,6 +26,7 @@ from verify_kernels.gpu.sampling_math import (
     order_key,
     reach,
     reached_by,
+    read_logits,
     softmax_weight,
     value_of_key,
 )
@@ -177,11 +177,11 @@ def _last_tie(
 def shorten_kernel(
     logits, temperature, inverse, seed, position, top_k, top_p, log_min_p, peak, places, spare, counts, weights,
     row_stride, vocab, width, splits,
-    NOISE: tl.constexpr, FILTERS: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    NOISE: tl.constexpr, FILTERS: tl.constexpr, WIDE: tl.constexpr,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Rewrites ``places`` and ``counts`` of rows with top-k or top-p, with WIDE of all; with TOTAL, the ``weights`` of
-    the former become what their filters leave. spare: as ``places``.
+    """Rewrites ``places`` and ``counts`` of rows with top-k or top-p, with WIDE of all; then the ``weights`` of the
+    former become what their filters leave. spare: as ``places``.
     """
     await_previous()
     row = tl.program_id(0)
@@ -207,7 +207,7 @@ def shorten_kernel(
                 floor = z_max + tl.load(log_min_p + row)
                 cut_id = tl.where(floor > cut_z, LAST_ID, cut_id)
                 cut_z = tl.maximum(cut_z, floor)
-                if TOTAL:
+                if WIDE:
                     total = _weight_of(own, listed, line, over, z_max, cut_z, cut_id, TOKENS, SPLITS, COLUMNS)
                     tl.store(weights + at, tl.where(split == 0, total, 0), mask=split < splits)
         key, where = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
@@ -273,10 +273,10 @@ def _bounds(z, token, heat, seed, position, NOISE: tl.constexpr):
 def choose_kernel(
     logits, temperature, inverse, seed, position, peak, places, counts, weights, tokens, chosen, ids, values,
     row_stride, vocab, width, splits,
-    NOISE: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    NOISE: tl.constexpr, WIDE: tl.constexpr,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ids: int32 [rows, width], -1 beyond the last; with TOTAL, values: their log-probabilities, float64 [rows, width].
+    """ids: int32 [rows, width], -1 beyond the last; with WIDE, values: their log-probabilities, float64 [rows, width].
 
     tokens, chosen: where given, the log-probability of tokens int32 [rows]; float64 [rows]; a row without one (-1)
     has no ids either.
@@ -291,7 +291,7 @@ def choose_kernel(
     if NOISE:
         key, where = tl.load(seed + row), tl.load(position + row)
     z_max, normaliser = tl.full((), DEAD, tl.float32), tl.full((), 0.0, tl.float64)
-    if TOTAL:
+    if WIDE:
         z_max = tl.where(heat >= 0.0, tl.load(peak + row), DEAD)
         total = tl.sum(tl.load(weights + row * splits + split, mask=split < splits, other=0), axis=0)
         normaliser = log_of_weight(tl.maximum(total, 1))
@@ -303,7 +303,7 @@ def choose_kernel(
         tl.store(chosen + row, _log_probability(z, z_max, normaliser))
     _write_best(
         own, listed, line, inverse_of(inverse, row), heat, key, where, z_max, normaliser,
-        ids, values, row.to(tl.int64) * width, width, NOISE, TOTAL, WIDE, TOKENS, SPLITS, COLUMNS,
+        ids, values, row.to(tl.int64) * width, width, NOISE, WIDE, TOKENS, SPLITS, COLUMNS,
     )  # fmt: skip
 
 
@@ -338,7 +338,7 @@ def _better(score, token, best, best_id):
 @triton.jit
 def _write_best(
     places, counts, row, inverse, heat, seed, position, z_max, normaliser, ids, values, out, width,
-    NOISE: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    NOISE: tl.constexpr, WIDE: tl.constexpr,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The best ``width`` one after the other: each is the best of those after the one before."""
@@ -361,10 +361,8 @@ def _write_best(
             last, last_id = best, best_id
             found = best > DEAD
             tl.store(ids + out + i, tl.where(found, best_id, -1))
-            if TOTAL:
-                z = tl.load(row + best_id, mask=found, other=DEAD)
-                z = divide(live(z), inverse)
-                tl.store(values + out + i, _log_probability(z, z_max, normaliser))
+            z = read_logits(row, best_id, found, inverse)
+            tl.store(values + out + i, _log_probability(z, z_max, normaliser))
     else:
         best, best_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
         for column in range(0, most, COLUMNS):

@@ -247,7 +247,7 @@ def _mass_bound(best, z_max, p, GROUP: tl.constexpr):
 def scan_kernel(
     logits, temperature, inverse, seed, position, top_k, top_p, log_min_p, mask_begin, mask_words, pool, peak, bound,
     places, counts, weights, row_stride, vocab, width,
-    NOISE: tl.constexpr, FILTERS: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr, MASK: tl.constexpr,
+    NOISE: tl.constexpr, FILTERS: tl.constexpr, WIDE: tl.constexpr, MASK: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """List the tokens of a split that may be chosen, and weigh the split.
@@ -274,11 +274,11 @@ def scan_kernel(
             else:
                 floor = tl.where(heat > 0.0, z_max + tl.load(log_min_p + row), DEAD)
                 kept = _contenders(z, floor, heat, seed, position, row, first, width, NOISE, WIDE, GROUPS, GROUP)
-            if (by_p & (by_k == 0)) | (TOTAL & ((by_k | by_p) == 0)):
+            if (by_p & (by_k == 0)) | (WIDE & ((by_k | by_p) == 0)):
                 _weigh(z, z_max, floor, weights + at)
         else:
             kept = _contenders(z, floor, heat, seed, position, row, first, width, NOISE, WIDE, GROUPS, GROUP)
-            if TOTAL:
+            if WIDE:
                 _weigh(z, tl.load(peak + row), floor, weights + at)
         _list(kept, places + at * TOKENS, counts + at, TOKENS)
 
