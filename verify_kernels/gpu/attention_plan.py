@@ -48,6 +48,7 @@ from verify_kernels.gpu.attention_workspace import (
     NEVER,
     NODE_FIRST,
     NODE_STOP,
+    SEGMENT_TILES,
     SPLIT,
     START,
     TILE_FIRST,
@@ -90,10 +91,10 @@ def tile_heads(row, n, ctx, depth, leaf_of, top, nodes, max_pages):
 
 
 @triton.jit
-def path_segments(last, ctx, seg_tiles):
+def path_segments(last, ctx):
     """How many segments of their path rows that end in tile ``last`` cannot share with their entry."""
     committed = ctx // 64
-    return tl.where(last > committed, tl.cdiv(last, seg_tiles) - committed // seg_tiles, 0)
+    return tl.where(last > committed, tl.cdiv(last, SEGMENT_TILES) - committed // SEGMENT_TILES, 0)
 
 
 @triton.jit
@@ -131,13 +132,12 @@ def walk_up(leaf, going, anchor, parent, depth, leaf_of, path, max_path):
 
 @triton.jit(
     do_not_specialize=[
-        "entry_start", "entry_ctx", "parent_ptr", "depth_ptr", "n_rows", "max_pages", "max_path", "nodes", "seg_tiles",
+        "entry_start", "entry_ctx", "parent_ptr", "depth_ptr", "n_rows", "max_pages", "max_path", "nodes",
     ]
 )  # fmt: skip
 def scan_paths_kernel(
     entry_start, entry_ctx, parent_ptr, depth_ptr, leaf_of_ptr, has_child_ptr, diverge_ptr, top_ptr, path_ptr,
-    path_works, last_tile, n_rows, max_pages, max_path, nodes, seg_tiles,
-    ROWS: tl.constexpr,
+    path_works, last_tile, n_rows, max_pages, max_path, nodes, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program per entry: leaf_of [rows]; diverge, top and path of leaves; work items of paths, largest last tile.
 
@@ -192,7 +192,7 @@ def scan_paths_kernel(
         for base in tl.range(0, n, ROWS):
             row = base + i
             begins, _, _, _, _, last = tile_heads(row, n, ctx, depth, leaf_of, top, nodes, max_pages)
-            count += tl.sum(tl.where(begins, 1 + path_segments(last, ctx, seg_tiles), 0))
+            count += tl.sum(tl.where(begins, 1 + path_segments(last, ctx), 0))
             deepest = tl.maximum(deepest, tl.max(tl.where(row < n, last, 0)))
         tl.store(path_works + entry, count)
         tl.store(last_tile + entry, deepest)
@@ -220,28 +220,28 @@ def put_work(
 
 
 @triton.jit
-def committed_chunks(tiles, coarse, seg_tiles, fold_segs):
+def committed_chunks(tiles, coarse, fold_segs):
     """Blocks and all chunks that ``tiles`` whole pages are read in: coarse plans read blocks as far as they go."""
-    blocks = tl.where(coarse, tiles // (seg_tiles * fold_segs), 0)
-    return blocks, blocks + tl.cdiv(tiles - blocks * seg_tiles * fold_segs, seg_tiles)
+    blocks = tl.where(coarse, tiles // (SEGMENT_TILES * fold_segs), 0)
+    return blocks, blocks + tl.cdiv(tiles - blocks * SEGMENT_TILES * fold_segs, SEGMENT_TILES)
 
 
 @triton.jit
 def emit_committed(
-    work_list, base, capacity, entry, start, n, ctx, nodes, coarse, seg_tiles, fold_segs, LANES: tl.constexpr
+    work_list, base, capacity, entry, start, n, ctx, nodes, coarse, fold_segs, LANES: tl.constexpr
 ):  # fmt: skip
     """Work on committed pages: all tiles of an entry's rows for the first chunk of keys, then for the next one."""
     i = tl.arange(0, LANES)
     tiles = ctx // 64
-    blocks, chunks = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
+    blocks, chunks = committed_chunks(tiles, coarse, fold_segs)
     row_tiles = tl.cdiv(n, nodes)
     for offset in tl.range(0, row_tiles * chunks, LANES):
         at = offset + i
         chunk = at // row_tiles
         node = at % row_tiles * nodes
         whole = chunk < blocks
-        first = tl.where(whole, chunk * fold_segs, chunk + blocks * (fold_segs - 1)) * seg_tiles
-        stop = tl.minimum(first + tl.where(whole, fold_segs, 1) * seg_tiles, tiles)
+        first = tl.where(whole, chunk * fold_segs, chunk + blocks * (fold_segs - 1)) * SEGMENT_TILES
+        stop = tl.minimum(first + tl.where(whole, fold_segs, 1) * SEGMENT_TILES, tiles)
         put_work(
             work_list, base + at, (at < row_tiles * chunks) & (base + at < capacity), entry, start, ctx,
             node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + chunk,
@@ -251,18 +251,18 @@ def emit_committed(
 @triton.jit
 def emit_paths(
     work_list, base, capacity, entry, start, n, ctx, depth, leaf_of, diverge, top, nodes, max_pages,
-    coarse, seg_tiles, fold_segs, LANES: tl.constexpr,
+    coarse, fold_segs, LANES: tl.constexpr,
 ):  # fmt: skip
     """Work on leaf paths: of every tile of their rows the last tile of keys, then segments that are not shared."""
     i = tl.arange(0, LANES)
     tiles = ctx // 64
-    blocks, _ = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
+    blocks, _ = committed_chunks(tiles, coarse, fold_segs)
     for offset in tl.range(0, n, LANES):
         begins, leaf, leaf_depth, node, stop, last = tile_heads(
             offset + i, n, ctx, depth, leaf_of, top, nodes, max_pages
         )
         leaves_chain = tl.load(diverge + leaf, mask=begins, other=0, cache_modifier=".cg")
-        segments = path_segments(last, ctx, seg_tiles)
+        segments = path_segments(last, ctx)
         count = tl.where(begins, 1 + segments, 0)
         at = base + tl.cumsum(count, 0) - count
         put_work(
@@ -270,13 +270,13 @@ def emit_paths(
             leaf, leaf_depth, leaves_chain, 0,
         )  # fmt: skip
         for k in tl.range(0, tl.max(count) - 1):
-            segment = tiles // seg_tiles + k
+            segment = tiles // SEGMENT_TILES + k
             # Tiles before this one hold only keys whose slots are their positions.
             in_place = tl.minimum((ctx + leaves_chain) // 64, last)
-            first = segment * seg_tiles + tl.zeros_like(last)
-            end = tl.minimum(first + seg_tiles, last)
+            first = segment * SEGMENT_TILES + tl.zeros_like(last)
+            end = tl.minimum(first + SEGMENT_TILES, last)
             page_stop = tl.minimum(tl.maximum(in_place, first), end)
-            short = tl.where(tiles % seg_tiles > 0, 1, 0)
+            short = tl.where(tiles % SEGMENT_TILES > 0, 1, 0)
             split = 1 + blocks + segment - blocks * fold_segs + short
             put_work(
                 work_list, at + 1 + k, begins & (k < segments) & (at + 1 + k < capacity), entry, start, ctx, node, stop,
@@ -288,13 +288,12 @@ def emit_paths(
 @triton.jit(
     do_not_specialize=[
         "entry_start", "entry_ctx", "depth_ptr",
-        "n_rows", "n_entries", "max_pages", "nodes", "kv_heads", "seg_tiles", "fold_segs", "coarse_from", "capacity",
-        "slots",
+        "n_rows", "n_entries", "max_pages", "nodes", "kv_heads", "fold_segs", "coarse_from", "capacity", "slots",
     ]
 )  # fmt: skip
 def emit_work_kernel(
     entry_start, entry_ctx, depth_ptr, leaf_of_ptr, diverge_ptr, top_ptr, path_works, last_tile, work_list, header,
-    n_rows, n_entries, max_pages, nodes, kv_heads, seg_tiles, fold_segs, coarse_from, capacity, slots,
+    n_rows, n_entries, max_pages, nodes, kv_heads, fold_segs, coarse_from, capacity, slots,
     ENTRIES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """One program per entry. Each works out what all of them come to, so none waits for another.
@@ -312,18 +311,18 @@ def emit_work_kernel(
     row_tiles = tl.cdiv(rows, nodes)
     paths = tl.where(e < n_entries, tl.load(path_works + known), 0)
     last = tl.where(rows > 0, tl.load(last_tile + known), 0)
-    block_tiles = seg_tiles * fold_segs
-    fine_works = tl.sum(row_tiles * tl.cdiv(tiles, seg_tiles) + paths)
-    fine_splits = 2 + tl.max(tl.cdiv(last, seg_tiles))
+    block_tiles = SEGMENT_TILES * fold_segs
+    fine_works = tl.sum(row_tiles * tl.cdiv(tiles, SEGMENT_TILES) + paths)
+    fine_splits = 2 + tl.max(tl.cdiv(last, SEGMENT_TILES))
     used_rows = tl.max(starts + rows)
     coarse = (fold_segs > 1) & (
         (tl.sum(row_tiles * (tiles // block_tiles)) * kv_heads >= coarse_from)
         | (used_rows.to(tl.int64) * fine_splits > slots)
         | (fine_works > capacity)
     )
-    blocks, chunks = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
+    blocks, chunks = committed_chunks(tiles, coarse, fold_segs)
     works = row_tiles * chunks + paths
-    splits = 2 + tl.max(tl.cdiv(last, seg_tiles) - blocks * (fold_segs - 1))
+    splits = 2 + tl.max(tl.cdiv(last, SEGMENT_TILES) - blocks * (fold_segs - 1))
     if entry == 0:
         tl.store(header, tl.minimum(tl.sum(works), capacity))
         tl.store(header + 1, splits)
@@ -337,11 +336,11 @@ def emit_work_kernel(
         emit_paths(
             work_list, base, capacity, entry, start, n, ctx, depth_ptr + start,
             leaf_of_ptr + start, diverge_ptr + start, top_ptr + start, nodes, max_pages,
-            coarse, seg_tiles, fold_segs, LANES,
+            coarse, fold_segs, LANES,
         )  # fmt: skip
         emit_committed(
             work_list, base + tl.sum(tl.where(e == entry, paths, 0)), capacity, entry, start, n, ctx, nodes,
-            coarse, seg_tiles, fold_segs, LANES,
+            coarse, fold_segs, LANES,
         )  # fmt: skip
 
 
@@ -367,12 +366,11 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     ws, options = workspace, launch_options(OPTIONS, workspace.chip)
     scan_paths_kernel[(entries,)](
         step.entry_start, step.entry_ctx, step.parent, step.depth, ws.leaf_of, ws.has_child, ws.diverge, ws.top,
-        ws.path, ws.path_works, ws.last_tile, rows, ws.max_pages, ws.max_branch, nodes, tile.seg_tiles,
-        ROWS=SCAN_ROWS, **options,
+        ws.path, ws.path_works, ws.last_tile, rows, ws.max_pages, ws.max_branch, nodes, ROWS=SCAN_ROWS, **options,
     )  # fmt: skip
     emit_work_kernel[(entries,)](
         step.entry_start, step.entry_ctx, step.depth, ws.leaf_of, ws.diverge, ws.top, ws.path_works, ws.last_tile,
-        ws.work, ws.header, rows, entries, ws.max_pages, nodes, ws.kv_heads, tile.seg_tiles, tile.fold_segs,
+        ws.work, ws.header, rows, entries, ws.max_pages, nodes, ws.kv_heads, tile.fold_segs,
         ws.coarse_from(rows, entries), ws.work.shape[0], ws.slots,
         ENTRIES=_entry_block(entries), LANES=EMIT_LANES, **options,
     )  # fmt: skip
@@ -396,7 +394,7 @@ def compile_cases() -> list[CompileCase]:
     """Path scan, and work lists for every block of entries."""
     step = ("entry_start", "entry_ctx")
     lists = ("leaf_of_ptr", "diverge_ptr", "top_ptr", "path_works", "last_tile")
-    numbers = ("n_rows", "max_pages", "nodes", "seg_tiles")
+    numbers = ("n_rows", "max_pages", "nodes")
     pointers = (*step, "parent_ptr", "depth_ptr", *lists, "has_child_ptr", "path_ptr")
     scan = CompileCase(
         name="scan_paths",

@@ -1,6 +1,6 @@
 """Tree attention's tiles by chip, a work item's fields, and the device memory of a step's plan.
 
-A row's keys are cut at absolute positions, whatever the batch: tiles of 64 (a page), segments of SEG_TILES tiles,
+A row's keys are cut at absolute positions, whatever the batch: tiles of 64 (a page), segments of `SEGMENT_TILES` tiles,
 blocks of FOLD_SEGS segments. A row at position p has tiles 0 .. p // 64; the last one, which ends at the row itself,
 stands alone, the others form segments. Within a segment tiles are added to one running softmax; segments are folded
 into their block in order, blocks are summed in order, the last tile comes last. All of it follows from p alone, so a
@@ -22,24 +22,28 @@ from verify_kernels.gpu.kernel_launch import FP8, SMALL, chip_of
 
 HEAD_DIMS = (64, 80, 96, 128, 256)  # head sizes that are compiled
 TILE = PAGE_SIZE  # keys of a tile
-SEGMENT_TILES = 4  # tiles of a segment
+SEGMENT_TILES = tl.constexpr(4)  # tiles of a segment; changes results bitwise
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
     """How the kernels run.
 
-    A result's bits depend on ``lanes``, ``seg_tiles``, ``fold_segs`` and the kind of matrix instruction, so these
+    A result's bits depend on ``lanes``, ``fold_segs`` and the kind of matrix instruction, so these
     depend on chip, head size, KV type and window alone. The other fields may depend on anything.
     """
 
     block_m: int  # packed rows (rows x query heads of a KV head) of a tile
     lanes: int  # keys per matrix product; divides 64
-    seg_tiles: int  # tiles of keys in a segment
     fold_segs: int  # segments in a block
     warps: int
     stages: int
     resident: int  # programs per multiprocessor
+
+    @property
+    def block_tiles(self) -> int:
+        """Tiles of keys in a block."""
+        return int(SEGMENT_TILES) * self.fold_segs
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -61,20 +65,20 @@ def attention_tile(
     fp8 = kv_dtype == FP8
     if chip == "gfx942":
         lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
-        return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
+        return AttentionTile(64, lanes, 1, warps, 1, 1 if large else 2)
     small = chip in SMALL
     if 64 < head_dim <= 128 and (small or (windowed and chip == "sm_80")):
-        return AttentionTile(64, 32 if small and fp8 else 64, SEGMENT_TILES, 4, 8, 3, 1)
+        return AttentionTile(64, 32 if small and fp8 else 64, 4, 8, 3, 1)
     if chip == "sm_100":
-        return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)
+        return AttentionTile(64, 32 if large else 64, 1 if large else 4, 8, 3, 1)
     if large:
-        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if small else 3, 1)
+        return AttentionTile(64, 32, 1, 8, 2 if small else 3, 1)
     lanes = 32 if windowed and fp8 else 64
     stages = 4 if fp8 or head_dim == 64 else 3
     if chip == "sm_80" and head_dim > 64 and not fp8:
         stages = 2  # of three, two programs do not fit in an A100's 164 KiB
     return AttentionTile(
-        128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide or small else 2
+        128 if wide else 64, lanes, 4, 8 if wide else 4, stages, 1 if wide or small else 2
     )  # fmt: skip
 
 
@@ -199,14 +203,12 @@ class AttentionWorkspace:
 
 def most_splits(tile: AttentionTile, max_rows: int, max_pages: int) -> int:
     """The most partial sums of a row in a coarse plan."""
-    block = tile.seg_tiles * tile.fold_segs
     filled = max_rows // TILE + 1  # tiles that rows of the step itself can fill
-    return 2 + max_pages // block + -(-(block - 1 + filled) // tile.seg_tiles)
+    return 2 + max_pages // tile.block_tiles + -(-(tile.block_tiles - 1 + filled) // int(SEGMENT_TILES))
 
 
 def _most_works(tile: AttentionTile, group: int, max_rows: int, max_entries: int, max_pages: int) -> int:
-    block = tile.seg_tiles * tile.fold_segs
     row_tiles = min(max_rows, max_rows // (tile.block_m // group) + max_entries)
     filled = max_rows // TILE + 1
-    per_tile = max_pages // block + tile.fold_segs
-    return row_tiles * per_tile + max_rows * (2 + -(-filled // tile.seg_tiles))
+    per_tile = max_pages // tile.block_tiles + tile.fold_segs
+    return row_tiles * per_tile + max_rows * (2 + -(-filled // int(SEGMENT_TILES)))

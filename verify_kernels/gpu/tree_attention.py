@@ -22,8 +22,10 @@ from verify_kernels.gpu.attention_workspace import (
     LEAF_DEPTH,
     NODE_FIRST,
     NODE_STOP,
+    SEGMENT_TILES,
     SPLIT,
     START,
+    TILE,
     TILE_FIRST,
     TILE_STOP,
     WORK_FIELDS,
@@ -119,13 +121,14 @@ def tree_attention_kernel(
     q_ptr, k_ptr, v_ptr, page_table, depth_ptr, path, work_list, header, partials, peaks,
     factor, q_stride, window, n_rows, n_heads, n_kv, group, max_pages, n_pages, max_path,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, LANES: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, WINDOWED: tl.constexpr,
+    FOLD_EVERY: tl.constexpr, STAGES: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every n-th (work item, KV head); see `verify_kernels.gpu.attention_workspace`.
 
     A tile of LANES keys lies within one page. Keys of committed pages come by scalar page ids, those of a path by an
     index list; both go through the same operations. Partial softmaxes go to partials [slot, head, dim] and peaks
-    [slot, head, 2] = (peak, total), slot = row * splits + split.
+    [slot, head, 2] = (peak, total), slot = row * splits + split. FOLD_EVERY: tiles of LANES keys to a segment, where a
+    block has several; else 0.
     """
     per_page: tl.constexpr = 64 // LANES
     items = tl.load(header) * n_kv
@@ -172,8 +175,8 @@ def tree_attention_kernel(
             else:
                 k = tl.load(k_head + at + in_page, mask=(d < HEAD_DIM)[None, :], other=0.0)
                 v = tl.load(v_head + at + in_page, mask=(d < HEAD_DIM)[None, :], other=0.0)
-            if FOLDS:  # noqa: SIM102 - known when compiled, the other is not
-                if (tile % (SEG_TILES * per_page) == 0) & (tile > first):
+            if FOLD_EVERY:  # noqa: SIM102 - known when compiled, the other is not
+                if (tile % FOLD_EVERY == 0) & (tile > first):
                     block_peak, block_total, block_acc = fold(
                         block_peak, block_total, block_acc, peak, total, acc, factor
                     )
@@ -205,7 +208,7 @@ def tree_attention_kernel(
                     seen = seen & (key[None, :] >= lowest[:, None])
                 peak, weights, shrink = weigh(q, k, seen, peak, factor, True)
                 total, acc = add_values(weights, shrink, v, total, acc, q.dtype)
-        elif FOLDS:
+        elif FOLD_EVERY:
             peak, total, acc = fold(block_peak, block_total, block_acc, peak, total, acc, factor)
 
         if tl.maximum(stop, gather_stop) > first:
@@ -225,15 +228,14 @@ def tree_attention_kernel(
 @triton.jit
 def sum_blocks(
     partials, peaks, head, base, first_block, folded_blocks, first, last, committed, factor, n_heads,
-    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
     """peak, total [1] and acc [1, dim] of BLOCKS blocks from ``first_block`` on.
 
     The first ``folded_blocks`` of a row have one partial sum each, others FOLD_SEGS, which are folded here. PARTS: 1 if
     all of these blocks have one, else FOLD_SEGS; with either, one of them has the same bits.
     """
-    block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
+    block_tiles: tl.constexpr = SEGMENT_TILES * FOLD_SEGS
     d = tl.arange(0, DIM_BLOCK)
     block = first_block + tl.arange(0, BLOCKS)
     b_peak = tl.full([BLOCKS], NONE, tl.float32)
@@ -243,11 +245,11 @@ def sum_blocks(
     for j in tl.static_range(PARTS):
         segment = block * FOLD_SEGS + j
         # The short chunk at the end of the committed pages is another split than the path's own segment.
-        own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
+        own = (last > committed) & (committed % SEGMENT_TILES > 0) & (segment >= committed // SEGMENT_TILES)
         split = 1 + tl.where(folded, block, segment - folded_blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
-        end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEG_TILES)
+        end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEGMENT_TILES)
         # What lies wholly before the window was not computed.
-        there = tl.where(folded, j == 0, segment * SEG_TILES < last) & (end > first)
+        there = tl.where(folded, j == 0, segment * SEGMENT_TILES < last) & (end > first)
         at = (base + split) * n_heads + head
         full = there[:, None] & (d < HEAD_DIM)[None, :]
         s_peak = tl.load(peaks + at * 2, mask=there, other=NONE)
@@ -270,8 +272,7 @@ def sum_blocks(
 def tree_attention_combine_kernel(
     partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header,
     factor, window, n_entries, n_heads,
-    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
     """One program per (row, head): segments are folded into blocks, and BLOCKS blocks are summed at a time.
 
@@ -290,13 +291,13 @@ def tree_attention_combine_kernel(
         last = position // 64
         first = tl.where(window > 0, tl.maximum(position - window + 1, 0) // 64, 0)
         splits = tl.load(header + 1)
-        blocks = tl.where(tl.load(header + 2) > 0, committed // (SEG_TILES * FOLD_SEGS), 0)
+        blocks = tl.where(tl.load(header + 2) > 0, committed // (SEGMENT_TILES * FOLD_SEGS), 0)
         base = row.to(tl.int64) * splits
         d = tl.arange(0, DIM_BLOCK)
         peak = tl.full([1], NONE, tl.float32)
         total = tl.full([1], 0.0, tl.float32)
         acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
-        block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
+        block_tiles: tl.constexpr = SEGMENT_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
         await_before_linear()
         if n_blocks > FEW_BLOCKS:
@@ -304,18 +305,18 @@ def tree_attention_combine_kernel(
                 if tl.minimum(block + BLOCKS, n_blocks) <= blocks:
                     c_peak, c_total, c_acc = sum_blocks(
                         partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
-                        HEAD_DIM, DIM_BLOCK, BLOCKS, 1, SEG_TILES, FOLD_SEGS,
+                        HEAD_DIM, DIM_BLOCK, BLOCKS, 1, FOLD_SEGS,
                     )  # fmt: skip
                 else:
                     c_peak, c_total, c_acc = sum_blocks(
                         partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
-                        HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,
+                        HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, FOLD_SEGS,
                     )  # fmt: skip
                 peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
         elif n_blocks > 0:
             peak, total, acc = sum_blocks(
                 partials, peaks, head, base, 0, blocks, first, last, committed, factor, n_heads,
-                HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, SEG_TILES, FOLD_SEGS,
+                HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, FOLD_SEGS,
             )  # fmt: skip
         at = base * n_heads + head + tl.full([1], 0, tl.int64)
         own_peak = tl.load(peaks + at * 2)
@@ -386,8 +387,8 @@ def tree_attention(
     tree_attention_combine_kernel[(rows, ws.heads)](
         ws.partials, ws.peaks, out, step.entry_of, step.entry_start, step.entry_ctx, step.depth, ws.header,
         base_2, window, entries, ws.heads,
-        HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, SEG_TILES=tile.seg_tiles,
-        FOLD_SEGS=tile.fold_segs, **launch_options(COMBINE_OPTIONS, ws.chip),
+        HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, FOLD_SEGS=tile.fold_segs,
+        **launch_options(COMBINE_OPTIONS, ws.chip),
     )  # fmt: skip
 
 
@@ -413,12 +414,11 @@ def compile_cases() -> list[CompileCase]:
     ]
 
 
-def _tile_constants(tile: AttentionTile) -> dict[str, int | bool]:
+def _tile_constants(tile: AttentionTile) -> dict[str, int]:
     return {
         "BLOCK_M": tile.block_m,
         "LANES": tile.lanes,
-        "SEG_TILES": tile.seg_tiles,
-        "FOLDS": tile.fold_segs > 1,
+        "FOLD_EVERY": int(SEGMENT_TILES) * TILE // tile.lanes if tile.fold_segs > 1 else 0,
         "STAGES": tile.stages,
     }
 
@@ -454,13 +454,12 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str) -> CompileCase:
     tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "header")
     signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": f"*{q_type}", "factor": "fp32"}
     signature |= dict.fromkeys(tensors, "*i32") | dict.fromkeys(("window", "n_entries", "n_heads"), "i32")
-    shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim), "BLOCKS": COMBINE_BLOCKS}
-    cut = {"SEG_TILES": attention_tile(CHIPS[0], head_dim, torch.bfloat16).seg_tiles, "FOLD_SEGS": fold_segs}
+    shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim)}
     return CompileCase(
         name=f"combine {head_dim} by {fold_segs} {q_type}",
         kernel=tree_attention_combine_kernel,
         signature=signature,
-        constexprs={**shape, **cut},
+        constexprs={**shape, "BLOCKS": COMBINE_BLOCKS, "FOLD_SEGS": fold_segs},
         divisible=("partials", "peaks", "out", "header"),
         options=COMBINE_OPTIONS,
         targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.attention_workspace import NEVER, TILE, WORK_FIELDS, AttentionTile, AttentionWorkspace
+from verify_kernels.gpu.attention_workspace import (
+    NEVER,
+    SEGMENT_TILES,
+    TILE,
+    WORK_FIELDS,
+    AttentionTile,
+    AttentionWorkspace,
+)
 from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, StepRows
 from verify_kernels.reference.backend import rms_norm, rotate_half
 
@@ -146,7 +153,7 @@ class _Entry:
     ) -> None:
         self.head = (index, start, ctx)
         self.n, self.ctx = stop - start, ctx
-        self.segment, self.fold = tile.seg_tiles, tile.fold_segs
+        self.segment, self.fold = int(SEGMENT_TILES), tile.fold_segs
         self.nodes = tile.block_m // workspace.group
         self.row_tiles = -(-self.n // self.nodes)
         self.tiles = ctx // TILE
