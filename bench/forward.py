@@ -101,16 +101,15 @@ class StepBench:
 
     def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> ForwardFigures:
         """All figures for the contexts that fit; raises BenchError if none does."""
-        fitting = [c for c in contexts if c + max(ROWS) <= self._parts.info.max_context]
+        fitting = sorted(c for c in contexts if c + max(ROWS) <= self._parts.info.max_context)
         if not fitting:
             raise BenchError(
                 f"contexts: {min(contexts)} and {max(ROWS)} rows do not fit the model's {self._parts.info.max_context} "
                 "tokens; give a shorter one, or a higher max_context"
             )
-        contexts = fitting
         figures = ForwardFigures(self._decoder.weights.nbytes)
-        self._fill(max(contexts))
-        self._measure_steps(figures, contexts, repeats)
+        self._fill(fitting[-1])
+        self._measure_steps(figures, fitting, repeats)
         figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
         figures.overhead_ms, figures.engine_step_ms = self._overhead()
         return figures

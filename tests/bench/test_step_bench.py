@@ -48,6 +48,20 @@ def test_a_context_that_is_named_twice_is_measured_once(monkeypatch: pytest.Monk
     assert asked == [(512, 256), (256, 2048)]
 
 
+def test_ratios_are_of_the_shortest_context_however_contexts_are_named() -> None:
+    parts = tiny_parts()
+    figures = StepBench(parts, parts.config).run(repeats=1, contexts=(128, 16))
+    printed = figures.as_dict()
+    assert printed["row1_ms"] == printed["step_ms"]["16"]["1"]
+    assert printed["rows8_over_rows1"] == printed["rows8_over_rows1_at_16"]
+
+
+def test_no_repeats_are_refused() -> None:
+    result = CliRunner().invoke(cli, ["bench", "step", "--repeats", "0"])
+    assert result.exit_code == 2
+    assert "'--repeats': 0 is not in the range x>=1" in result.output
+
+
 def test_ratios_are_those_of_the_medians_beside_them() -> None:
     figures = ForwardFigures(1_543_000_000, 42.6031e9)
     figures.step_ms = {256: dict.fromkeys(ROWS, 60.0) | {1: 52.8004, 8: 64.6}, 2048: {1: 55.0, 8: 71.5}}
