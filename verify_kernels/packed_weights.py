@@ -22,27 +22,23 @@ from verify_kernels.quant_formats import FORMATS, BlockMatrix, pack_blocks, unpa
 BLOCK = 256  # input channels that are rotated together
 
 
-def blocks(width: int) -> list[tuple[int, int]]:
-    """(start, size) of the rotated blocks: 256 each, then falling powers of two."""
-    cut, start = [], 0
-    while start < width:
-        size = min(BLOCK, 1 << ((width - start).bit_length() - 1))
-        cut.append((start, size))
-        start += size
-    return cut
-
-
 def rotate(x: Tensor) -> Tensor:
-    """``x`` [..., width] float32, every block of its last dimension times the Hadamard matrix over sqrt(size)."""
+    """``x`` [..., width] float32, every block of its last dimension times the Hadamard matrix over sqrt(size).
+
+    Blocks of 256, then of falling powers of two.
+    """
     parts = []
-    whole = x.shape[-1] // BLOCK * BLOCK
-    if whole:
+    width = x.shape[-1]
+    start = width // BLOCK * BLOCK
+    if start:
         # H256 = H16 (x) H16: two small products instead of one of 256 x 256.
         small = _matrix(16)
-        square = x[..., :whole].reshape(-1, 16, 16)
-        parts.append((small @ square @ small).reshape(*x.shape[:-1], whole))
-    for start, size in blocks(x.shape[-1] - whole):
-        parts.append(x[..., whole + start : whole + start + size] @ _matrix(size))
+        square = x[..., :start].reshape(-1, 16, 16)
+        parts.append((small @ square @ small).reshape(*x.shape[:-1], start))
+    while start < width:
+        size = 1 << ((width - start).bit_length() - 1)
+        parts.append(x[..., start : start + size] @ _matrix(size))
+        start += size
     return torch.cat(parts, dim=-1)
 
 

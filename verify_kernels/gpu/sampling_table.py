@@ -163,7 +163,7 @@ class SamplingTable:
     @staticmethod
     def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
         """A table for ``rows`` rows, ``pool_words`` words of lists and masks and ``saved`` list entries."""
-        words = _words(rows) + max(pool_words, 1)
+        words = SamplingTable.words(rows) + max(pool_words, 1)
         buffer = torch.zeros(words, dtype=torch.int32, device=device)
         host = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
         return SamplingTable.within(rows, buffer, host, torch.zeros(max(saved, 1), dtype=torch.float32, device=device))
@@ -171,7 +171,7 @@ class SamplingTable:
     @staticmethod
     def words(rows: int) -> int:
         """int32 words of a table's columns, without the pool."""
-        return _words(rows)
+        return _room(rows) * (2 * len(_WIDE) + len(_NARROW)) + rows * SamplingPool.EDIT_WORDS
 
     @staticmethod
     def within(rows: int, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> SamplingTable:
@@ -212,7 +212,7 @@ class SamplingTable:
         host.narrow[6:, :n] = pool.masks
         host.edits[:n], host.edits[n:] = pool.edits, 0
         pool.write(host.pool)
-        return _words(self.rows) + pool.words
+        return SamplingTable.words(self.rows) + pool.words
 
 
 def _room(rows: int) -> int:
@@ -220,13 +220,9 @@ def _room(rows: int) -> int:
     return -(-rows // 4) * 4
 
 
-def _words(rows: int) -> int:
-    return _room(rows) * (2 * len(_WIDE) + len(_NARROW)) + rows * SamplingPool.EDIT_WORDS
-
-
 def _blocks(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The wide columns, the narrow ones, edits and pool in a table's buffer."""
-    room, pool = _room(rows), _words(rows)
+    room, pool = _room(rows), SamplingTable.words(rows)
     wide, edits = room * 2 * len(_WIDE), room * (2 * len(_WIDE) + len(_NARROW))
     return (
         buffer[:wide].view(torch.int64).view(len(_WIDE), room),

@@ -9,12 +9,11 @@ from unittest import mock
 import pytest
 import torch
 
-from bench.kernels import kernel_bench
+from bench.kernels import attention, kernel_bench
 from bench.kernels import step as step_figures
 from bench.kernels.attention import (
     CASES,
     COMPARED,
-    RIVALS,
     AttentionCase,
     AttentionWork,
     attention_figures,
@@ -101,12 +100,14 @@ def test_rivals_compute_the_same_or_are_left_out() -> None:
     def missing(work: AttentionWork) -> Callable[[], torch.Tensor]:
         raise ImportError("no such library")
 
-    with mock.patch.dict(RIVALS, {"right": right, "wrong": wrong, "flashinfer": missing}):
-        found = rival_figures(case, KernelTimer(DEVICE, 2), DEVICE)
-    assert found["right_difference"] == 0
-    assert found["right_over_ours"] == pytest.approx(found["right_us"] / found["us"])
-    assert "differ" in found["wrong_skipped"]
-    assert found["flashinfer_skipped"] == "ImportError: no such library"
+    found = []
+    for rival in (right, wrong, missing):
+        with mock.patch.object(attention, "flashinfer_rival", rival):
+            found.append(rival_figures(case, KernelTimer(DEVICE, 2), DEVICE))
+    assert found[0]["flashinfer_difference"] == 0
+    assert found[0]["flashinfer_over_ours"] == pytest.approx(found[0]["flashinfer_us"] / found[0]["us"])
+    assert "differ" in found[1]["flashinfer_skipped"]
+    assert found[2]["flashinfer_skipped"] == "ImportError: no such library"
 
 
 def test_a_step_is_measured() -> None:
