@@ -54,7 +54,7 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
         try:
             library = load_library(cache_dir)
             return Kernels(
-                "native", lambda: NativeBackend(cache_dir, threads), NativeSampling(library), NativePacking(library)
+                "native", lambda: NativeBackend(library, threads), NativeSampling(library), NativePacking(library)
             )
         except KernelError as error:
             if choice == "native":

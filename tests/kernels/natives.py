@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_kernels.cpu.library import FLAGS, SOURCES, open_library
+from verify_kernels.cpu.library import FLAGS, SOURCES, load_library, open_library
 from verify_kernels.cpu.native_backend import NativeBackend
 
 CACHE = Path("~/.cache/specdec")
@@ -24,14 +24,13 @@ def need_compiler() -> None:
 def native_backend(threads: int = 2) -> NativeBackend:
     """A fresh native backend."""
     need_compiler()
-    return NativeBackend(CACHE, threads)
+    return NativeBackend(load_library(CACHE), threads)
 
 
 def backend_for(processor: str, folder: Path) -> NativeBackend:
     """The same kernels compiled for another ``processor`` (a value of -march) than this one, into ``folder``."""
-    backend = native_backend()
-    backend._library = compile_library(SOURCES, folder / f"{processor}.so", processor)
-    return backend
+    need_compiler()
+    return NativeBackend(compile_library(SOURCES, folder / f"{processor}.so", processor), 2)
 
 
 def compile_library(sources: Path, library: Path, processor: str | None = "native") -> ctypes.CDLL:

@@ -6,7 +6,6 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.backend import AttentionSpec, BatchOp, KvTensors, LinearSpec, RowsOp, bind_parts
-from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
@@ -67,13 +65,11 @@ _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 class NativeBackend:
     """C++ kernels: one call per fused layer, argument records bound once, no allocation in a layer.
 
-    Raises:
-        KernelError: the kernels cannot be built or loaded here.
+    ``library`` is what `load_library` returned.
     """
 
-    def __init__(self, cache_dir: Path, threads: int) -> None:
-        self._threads = threads
-        self._library = load_library(cache_dir)
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library, self._threads = library, threads
         self._batch: tuple[ForwardBatch, BatchArgs] | None = None
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
