@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -140,11 +141,8 @@ def _fingerprint(compiler: str) -> str:
 
 def cpu_flags() -> str:
     """The processor's instruction sets: a cache folder may be shared by machines that differ in them."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith(("flags", "Features")):
-                    return line
-    except OSError:
-        return platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith(("flags", "Features")):
+                return line
     return platform.processor()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,20 +30,12 @@ class AcceptResult:
     @staticmethod
     def allocate(entries: int, max_depth: int, device: torch.device) -> AcceptResult:
         """Views of one buffer, filled with -1."""
-        shapes = _shapes(entries, max_depth)
-        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+        one, path, moves = (entries,), (entries, max_depth + 1), (entries, max_depth)
+        shapes = (one, path, path, one, moves, moves)  # of the fields, in their order; three are for the host
+        sizes = [math.prod(shape) for shape in shapes]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
-        parts = zip(shapes.items(), flat.split(sizes), strict=True)
-        return AcceptResult(
-            **{name: part.view(shape) for (name, shape), part in parts}, for_host=flat[: sum(sizes[:3])]
-        )
-
-
-def _shapes(entries: int, max_depth: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the fields of `AcceptResult`, those for the host first."""
-    one, path, moves = (entries,), (entries, max_depth + 1), (entries, max_depth)
-    host = {"counts": one, "rows": path, "emitted": path}
-    return host | {"n_moves": one, "move_source": moves, "move_target": moves}
+        parts = (part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True))
+        return AcceptResult(*parts, for_host=flat[: sum(sizes[:3])])
 
 
 MAX_NODES = 64  # of a tree and of a path, the root included

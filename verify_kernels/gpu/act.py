@@ -14,6 +14,17 @@ from verify_kernels.gpu.kernel_launch import CompileCase, await_before_linear, l
 
 
 @triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """gelu_tanh(gate) * up, or silu(gate) * up."""
+    if GELU:
+        # (1 + tanh z) / 2 is sigmoid(2 z), and an exponential is at hand where a tanh is not.
+        logit = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    else:
+        logit = gate
+    return gate / (1.0 + tl.exp(-logit)) * up
+
+
+@triton.jit
 def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, block of columns)."""
     await_before_linear()
@@ -23,12 +34,7 @@ def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr)
     pair = gate_up + row * 2 * width + cols
     gate = tl.load(pair, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(pair + width, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
-        # (1 + tanh z) / 2 is sigmoid(2 z), and an exponential is at hand where a tanh is not.
-        logit = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    else:
-        logit = gate
-    value = gate / (1.0 + tl.exp(-logit)) * up
+    value = gated(gate, up, GELU)
     release_next()
     tl.store(out + row * width + cols, value.to(out.dtype.element_ty), mask=inside)
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.backend import Prologue
+from verify_kernels.gpu.act import gated
 from verify_kernels.gpu.kernel_launch import FP8_LARGEST, CompileCase, await_before_linear, launch_options, release_next
 
 LEAST = 1e-30  # amax below which 448 / amax would overflow; such a row is zeros
@@ -26,11 +27,7 @@ def _values(x, row, cols, k, PROLOGUE: tl.constexpr):
     if PROLOGUE == "silu" or PROLOGUE == "gelu":
         gate = tl.load(x + row * (2 * k) + cols, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * (2 * k) + k + cols, mask=inside, other=0.0).to(tl.float32)
-        if PROLOGUE == "silu":
-            inner = gate
-        else:
-            inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 1 + tanh(z) = 2 / (1 + exp(-2z))
-        return gate / (1.0 + tl.exp(-inner)) * up
+        return gated(gate, up, PROLOGUE == "gelu")
     else:
         return tl.load(x + row * k + cols, mask=inside, other=0.0).to(tl.float32)
 

@@ -40,7 +40,6 @@ _OTHER_WAYS = 2  # on targets that `_WAYS` does not name
 _ALL_WAYS = 99  # more parameters than a kernel has: every case
 _MAX_THREADS = 1024  # per block, on every chip
 _TENSOR_MEMORY = 512  # columns
-_FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,14 @@ class Target:
     shared_own: int  # bytes that each block takes in addition to its request
     registers: int  # 32-bit registers of the register file per lane
     register_lanes: int  # lanes of the register file
-    fp8: tuple[str, ...]  # float8 formats of its hardware
+    fp8: bool  # whether its hardware has float8 e4m3, the kernels' only one
     named: bool = False  # whether to compile only cases that name it; sm_80 and sm_100 stand for it in all others
 
     def runs(self, case: CompileCase) -> bool:
         """Whether ``case`` is meant for this chip, and the chip has all its number formats."""
         meant = any(text in self.name for text in case.targets) or not (case.targets or self.named)
-        formats = [*case.signature.values(), *map(str, case.constexprs.values())]
-        used = {name for text in formats for name in _FP8 if text.removeprefix("*") == name}
-        return meant and used <= set(self.fp8)
+        formats = {*case.signature.values(), *map(str, case.constexprs.values())}
+        return meant and (self.fp8 or formats.isdisjoint(("*fp8e4nv", "fp8e4nv")))
 
     def problems(self, usage: Usage, resident: int = 1) -> list[str]:
         """The limits of the chip that ``usage`` breaks, with ``resident`` blocks at once on a multiprocessor."""
@@ -86,21 +84,21 @@ class Target:
         return [text for broken, text in checks if broken]
 
 
-def _nvidia(capability: int, shared: int, fp8: tuple[str, ...]) -> Target:
+def _nvidia(capability: int, shared: int) -> Target:
     """CUDA keeps 1 KiB of shared memory per block to itself."""
     gpu, name = GPUTarget("cuda", capability, 32), f"sm_{capability}"
-    return Target(name, gpu, shared, _KIB, 65536 // 32, 32, fp8, name in SMALL)
+    return Target(name, gpu, shared, _KIB, 65536 // 32, 32, capability >= 89, name in SMALL)
 
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        _nvidia(80, 164 * _KIB, ()),
-        _nvidia(89, 100 * _KIB, ("fp8e4nv", "fp8e5")),
-        _nvidia(90, 228 * _KIB, ("fp8e4nv", "fp8e5")),
-        _nvidia(100, 228 * _KIB, ("fp8e4nv", "fp8e5")),
-        _nvidia(120, 100 * _KIB, ("fp8e4nv", "fp8e5")),
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 0, 512, 4 * 64, ("fp8e4b8", "fp8e5b16")),
+        _nvidia(80, 164 * _KIB),
+        _nvidia(89, 100 * _KIB),
+        _nvidia(90, 228 * _KIB),
+        _nvidia(100, 228 * _KIB),
+        _nvidia(120, 100 * _KIB),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 0, 512, 4 * 64, False),  # float8 of its own
     )
 }
 
