@@ -1,4 +1,4 @@
-"""A cache folder that cannot be written: the start says so in one line, or goes on with slow kernels."""
+"""A cache folder that cannot be used: the start says so in one line, or goes on with slow kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from specdec.errors import KernelError
 from tests.kernels.natives import need_compiler
 from verify_kernels.backend_selection import load_kernels
+from verify_kernels.cpu import library
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/kernels", "cache/kernels/build.lock/x"])
@@ -24,3 +25,12 @@ def test_kernels_of_an_unwritable_cache(in_the_way: str, tmp_path: Path, caplog:
     assert "\n" not in str(caught.value)
     assert load_kernels("auto", folder, 1).name == "reference"
     assert "falling back to slow reference ones" in caplog.text
+
+
+def test_kernels_that_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged, or in a folder that is mounted `noexec`, where building them again would not help."""
+    damaged = tmp_path / "kernels.so"
+    damaged.touch()
+    monkeypatch.setattr(library, "build_library", lambda _: damaged)
+    with pytest.raises(KernelError, match=r"delete the file to rebuild it, or set engine\.cache_dir to"):
+        load_kernels("native", tmp_path, 1)

@@ -62,7 +62,10 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
     try:
         return open_library(path)
     except OSError as error:
-        raise KernelError(f"native kernels {path} do not load: {error}; delete the file to rebuild it") from None
+        raise KernelError(
+            f"native kernels {path} do not load: {error}; delete the file to rebuild it, or set engine.cache_dir to a "
+            "folder from which programs may run"
+        ) from None
 
 
 def open_library(path: Path) -> ctypes.CDLL:
