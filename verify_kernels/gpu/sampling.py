@@ -19,14 +19,13 @@ from verify_kernels.gpu.sampling_scan import (
 )
 from verify_kernels.gpu.sampling_table import EDIT_BLOCK, SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
 
-SCAN_WARPS = 8
-SHORTEN_WARPS = 16
-CHOOSE_WARPS = 4
-EDIT_WARPS = 8
-EXACT = {"enable_fp_fusion": False, "num_stages": 1}  # a fused multiply-add would be another rounding
+# Launch options by kernel. A fused multiply-add would be another rounding.
+SCAN = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": False}
+EDIT = BOUNDS = SCAN
 # With a bound on registers, for ptxas, left alone, spills a few bytes so that more programs fit.
-MAXIMA_OPTIONS = EXACT | {"maxnreg": 64}
-ROW_OPTIONS = EXACT | {"maxnreg": 128}
+MAXIMA = SCAN | {"maxnreg": 64}
+SHORTEN = SCAN | {"num_warps": 16, "maxnreg": 128}
+CHOOSE = SCAN | {"num_warps": 4, "maxnreg": 128}
 
 # Columns of a `SamplingTable`
 _NOISE = ("inverse", "seed", "position")
@@ -75,17 +74,10 @@ def _scans() -> Iterator[CompileCase]:
             for variant, table, masks in _forms():
                 absent = _absent(variant, table, masks)
                 name = _name(variant, table, masks, f"{groups * group}{'' if even else ' odd'}")
-                flags = _flags(variant) | {"MASK": masks}
-                yield _case(f"scan {name}", scan_kernel, flags | tile | absent, SCAN_WARPS, even)
+                constants = _flags(variant) | {"MASK": masks} | tile | absent
+                yield _case(f"scan {name}", scan_kernel, constants, SCAN, even)
                 if variant.needs_peak:
-                    yield _case(
-                        f"maxima {name}",
-                        maxima_kernel,
-                        {"MASK": masks} | tile | absent,
-                        SCAN_WARPS,
-                        even,
-                        MAXIMA_OPTIONS,
-                    )
+                    yield _case(f"maxima {name}", maxima_kernel, constants, MAXIMA, even)
 
 
 def _row_kernels() -> Iterator[CompileCase]:
@@ -99,20 +91,18 @@ def _row_kernels() -> Iterator[CompileCase]:
             name = _name(variant, table, False, f"{plan.tokens} x {plan.segments}")
             if variant.needs_peak:
                 blocks = {"GROUP": plan.group, "BLOCKS": plan.segments * plan.groups}
-                yield _case(f"bounds {name}", bounds_kernel, flags | blocks | absent, SCAN_WARPS)
+                yield _case(f"bounds {name}", bounds_kernel, flags | blocks | absent, BOUNDS)
                 sizes = lists | {"COLUMNS": plan.columns(False)}
-                yield _case(
-                    f"shorten {name}", shorten_kernel, flags | sizes | absent, SHORTEN_WARPS, options=ROW_OPTIONS
-                )
+                yield _case(f"shorten {name}", shorten_kernel, flags | sizes | absent, SHORTEN)
             absent |= dict.fromkeys(() if variant.wide else ("peak", "weights", "values"))
             absent |= dict.fromkeys(() if variant == LOGPROBS else ("tokens", "chosen"))
             sizes = lists | {"COLUMNS": plan.columns(True)}
-            yield _case(f"choose {name}", choose_kernel, flags | sizes | absent, CHOOSE_WARPS, options=ROW_OPTIONS)
+            yield _case(f"choose {name}", choose_kernel, flags | sizes | absent, CHOOSE)
 
 
 def _edits() -> Iterator[CompileCase]:
     for kernel in (apply_edits_kernel, undo_edits_kernel):
-        yield _case(kernel.__name__.removesuffix("_kernel"), kernel, {"BLOCK": EDIT_BLOCK}, EDIT_WARPS)
+        yield _case(kernel.__name__.removesuffix("_kernel"), kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
 
 
 def _forms() -> Iterator[tuple[SamplingVariant, bool, bool]]:
@@ -144,12 +134,7 @@ def _name(variant: SamplingVariant, table: bool, masks: bool, size: str) -> str:
 
 
 def _case(
-    name: str,
-    kernel: Any,
-    constexprs: dict[str, Any],
-    warps: int,
-    even: bool = True,
-    options: dict[str, Any] = EXACT,
+    name: str, kernel: Any, constexprs: dict[str, Any], options: dict[str, Any], even: bool = True
 ) -> CompileCase:
     names = kernel.arg_names
     types = _TYPES | dict.fromkeys(_NUMBERS, "i32")
@@ -160,7 +145,7 @@ def _case(
         signature=signature,
         constexprs={key: value for key, value in constexprs.items() if key in names},
         divisible=_divisible(kernel, signature, even),
-        options={"num_warps": warps, **options},
+        options=options,
     )
 
 
@@ -243,13 +228,13 @@ def _with_edits(
         apply_edits_kernel[(rows,)](
             logits, table.edits, table.pool, table.saved,
             table.repetition, table.inverse_repetition, table.presence, table.frequency,
-            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **launch_options(EXACT, logits.device),
+            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
         )  # fmt: skip
     _run(variant, logits, table, needs.masks, workspace, width, ids, values)
     if needs.edits and rows:
         undo_edits_kernel[(rows,)](
             logits, table.edits, table.pool, table.saved, logits.stride(0), vocab,
-            BLOCK=EDIT_BLOCK, num_warps=EDIT_WARPS, **launch_options(EXACT, logits.device),
+            BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
         )  # fmt: skip
 
 
@@ -283,19 +268,18 @@ def _run(
     if variant.needs_peak:
         maxima_kernel[grid](
             logits, heat, t["inverse"], *mask, w.maxima, stride, vocab,
-            MASK=masks, GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS,
-            **launch_options(MAXIMA_OPTIONS, logits.device),
+            MASK=masks, GROUPS=plan.groups, GROUP=plan.group, **launch_options(MAXIMA, logits.device),
         )  # fmt: skip
         bounds_kernel[(rows,)](
             heat, *filters, w.maxima, peak, bound, plan.splits * plan.groups, vocab,
             FILTERS=variant.filters, GROUP=plan.group, BLOCKS=plan.segments * plan.groups,
-            num_warps=SCAN_WARPS, **launch_options(EXACT, logits.device),
+            **launch_options(BOUNDS, logits.device),
         )  # fmt: skip
     scan_kernel[grid](
         logits, heat, *noise, *filters, t["log_min_p"], *mask, peak, bound, w.places, w.counts, weights,
         stride, vocab, max(width, 1),
         NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide, MASK=masks,
-        GROUPS=plan.groups, GROUP=plan.group, num_warps=SCAN_WARPS, **launch_options(EXACT, logits.device),
+        GROUPS=plan.groups, GROUP=plan.group, **launch_options(SCAN, logits.device),
     )  # fmt: skip
     if variant.needs_peak:
         shorten_kernel[(rows,)](
@@ -303,12 +287,12 @@ def _run(
             stride, vocab, width, plan.splits,
             NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide,
             TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(False),
-            num_warps=SHORTEN_WARPS, **launch_options(ROW_OPTIONS, logits.device),
+            **launch_options(SHORTEN, logits.device),
         )  # fmt: skip
     choose_kernel[(rows,)](
         logits, heat, *noise, peak if variant.wide else None, w.places, w.counts, weights if variant.wide else None,
         tokens, chosen, ids, values, stride, vocab, width, plan.splits,
         NOISE=variant.noise, WIDE=variant.wide,
-        TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True), num_warps=CHOOSE_WARPS,
-        **launch_options(ROW_OPTIONS, logits.device),
+        TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True),
+        **launch_options(CHOOSE, logits.device),
     )  # fmt: skip
