@@ -35,7 +35,7 @@ class AcceptResult:
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
         parts = (part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True))
-        return AcceptResult(*parts, for_host=flat[: sum(sizes[:3])])
+        return AcceptResult(*parts, flat[: sum(sizes[:3])])
 
 
 MAX_NODES = 64  # of a tree and of a path, the root included
