@@ -31,11 +31,12 @@ class AcceptResult:
     def allocate(entries: int, max_depth: int, device: torch.device) -> AcceptResult:
         """Views of one buffer, filled with -1."""
         one, path, moves = (entries,), (entries, max_depth + 1), (entries, max_depth)
-        shapes = (one, path, path, one, moves, moves)  # of the fields, in their order; three are for the host
+        shapes = (one, path, path, one, moves, moves)
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
-        parts = (part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True))
-        return AcceptResult(*parts, flat[: sum(sizes[:3])])
+        parts = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        counts, rows, emitted, n_moves, source, target = parts
+        return AcceptResult(counts, rows, emitted, n_moves, source, target, flat[: sum(sizes[:3])])
 
 
 MAX_NODES = 64  # of a tree and of a path, the root included
