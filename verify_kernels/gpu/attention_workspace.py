@@ -29,8 +29,8 @@ SEGMENT_TILES = tl.constexpr(4)  # tiles of a segment; changes results bitwise
 class AttentionTile:
     """How the kernels run.
 
-    A result's bits depend on ``lanes``, ``fold_segs`` and the kind of matrix instruction, so these
-    depend on chip, head size, KV type and window alone. The other fields may depend on anything.
+    A result's bits depend on ``lanes``, ``fold_segs`` and the kind of matrix instruction, so these depend on chip, head
+    size, KV type and window alone. The other fields may depend on anything.
     """
 
     block_m: int  # packed rows (rows x query heads of a KV head) of a tile
