@@ -12,10 +12,7 @@ from torch import Tensor
 from draft.growth import Growth
 from draft.model import ModelDrafter
 from draft.protocol import DraftTask
-from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree
-from specdec.models.decoder import TargetDecoder
-from specdec.models.fim import FimParser
 from verify_kernels.forward_batch import PAGE_SIZE
 
 POSITIONS = 8  # predicted at most; with the tokens of a usual step, no more rows than one pass over the weights serves
@@ -31,33 +28,21 @@ class ParallelDrafter(ModelDrafter):
     first position of the tree, each mask the next one. A prediction does not depend on the path to it, so all nodes of
     a level have the same children. The next forward overwrites the masks' KV.
 
-    mask_token: id of the mask. Others as for `ModelDrafter`, which also reads texts.
+    The model's configuration has a ``mask_token``. `ModelDrafter` reads the texts.
     """
 
     name = "parallel"
     tree_rows = POSITIONS
 
-    def __init__(
-        self,
-        decoder: TargetDecoder,
-        sampler: Sampler,
-        target_size: int,
-        mask_token: int,
-        output_ids: Tensor | None = None,
-        tail_pages: Seq[int] = (),
-        fim: FimParser | None = None,
-    ) -> None:
-        super().__init__(decoder, sampler, target_size, output_ids, tail_pages, fim)
-        self._mask_token = mask_token
-
     def _look_ahead(self, growing: Seq[Growth]) -> None:
         """As many masks as each task has use for, and the forward and the sequence's pages have room for."""
-        decoder = self._decoder
+        decoder, mask = self._decoder, self._decoder.config.mask_token
+        assert mask is not None
         for growth in growing:
             task, most = growth.task, min(decoder.max_rows, decoder.max_logit_rows) // len(growing)
             positions = min(POSITIONS, task.max_depth, task.max_nodes, most)
             room = len(growth.pages) * PAGE_SIZE - growth.base - 1
-            growth.ahead = [self._mask_token] * max(0, min(positions - 1, room))
+            growth.ahead = [mask] * max(0, min(positions - 1, room))
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Fill all trees. logits: of each growth's positions in order. Returns nothing to expand further."""

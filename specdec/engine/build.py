@@ -165,16 +165,15 @@ class DrafterBuilder:
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
         model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter
-        size, mask, output_ids = target.config.vocab_size, model.config.mask_token, model.weights.output_ids
+        size, mask = target.config.vocab_size, model.config.mask_token
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Another tokenizer may split a text into more tokens; the model's own context is the limit.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         tails, fim = range(self._pages, self._pages + TAIL_POOL), FimParser(target.tokenizer)
         decoder = self._platform.draft_decoder(model, tails.stop, positions, target.config)
-        if same and mask is not None:
-            drafter = ParallelDrafter(decoder, self._sampler, size, mask, output_ids, tails, fim)
-        elif same:
-            drafter = ModelDrafter(decoder, self._sampler, size, output_ids, tails, fim)
+        if same:
+            kind = ModelDrafter if mask is None else ParallelDrafter
+            drafter = kind(decoder, self._sampler, size, model.weights.output_ids, tails, fim)
         else:
             if mask is not None:
                 _LOG.warning("%s: drafts token by token, since its vocabulary is not the target's", model.name)

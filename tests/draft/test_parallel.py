@@ -52,11 +52,12 @@ class Recording(ParallelDrafter):
 @pytest.fixture
 def drafter() -> Recording:
     loaded = load_model(str(folders()["target"]), dtype="fp32", cache_dir=CACHE.expanduser())
+    config = dataclasses.replace(loaded.config, mask_token=MASK)
     decoder = Decoder(
-        loaded.config, loaded.weights, kernels().backend(), KvPool(loaded.config, 120, torch.float32),
+        config, loaded.weights, kernels().backend(), KvPool(config, 120, torch.float32),
         max_rows=ROWS, max_logit_rows=ROWS, max_positions=500,
     )  # fmt: skip
-    return Recording(decoder, Sampler(kernels().sampling, 2), VOCAB, MASK)
+    return Recording(decoder, Sampler(kernels().sampling, 2), VOCAB)
 
 
 @functools.cache

@@ -280,7 +280,8 @@ def test_a_draft_model_runs_on_the_device(name: str, accepted: int) -> None:
     if name == "parallel":
         (twin,) = parts.drafters
         assert isinstance(twin, ModelDrafter)
-        parts.drafters[:] = [ParallelDrafter(twin._decoder, twin._sampler, SMALL.vocab_size, 5)]
+        twin._decoder.config = dataclasses.replace(twin._decoder.config, mask_token=5)
+        parts.drafters[:] = [ParallelDrafter(twin._decoder, twin._sampler, SMALL.vocab_size)]
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     found = ConditionsRunner(parts).run(BatchConditions("drafted", (name,), 3, 3, 2), [request])["sampled", 0]
     assert found.tokens == plain("sampled").tokens[:3]
