@@ -220,9 +220,7 @@ class PendingPrefill:
     pages: Seq[int]  # of its KV
     reached: Callable[[int], None]  # receives the number of leading tokens that have KV
     end: int | None = None  # where to stop in this step; None: after the last token, whose logits are needed
-    ahead: Seq[
-        int
-    ] = ()  # tokens after the last one whose logits are needed too, masks or guesses; not counted as reached
+    ahead: Seq[int] = ()  # masks or guesses after the last token, whose logits are needed too; not counted as reached
 
 
 def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tensor | None:

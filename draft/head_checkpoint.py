@@ -195,7 +195,6 @@ class HeadLayer:
 class HeadModel:
     """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. h is its hidden size; norms are float32 [h]."""
 
-    name: str
     config: HeadConfig
     target_vocab: int
     embed: Tensor  # [>= target vocabulary, h], float16 or float32
@@ -275,7 +274,6 @@ class _Loader:
         """The packed head."""
         norms = self._config.features_norms
         return HeadModel(
-            name=self._folder.resolve().name,
             config=self._config,
             target_vocab=self._target.vocab_size,
             embed=self._embed(target_embed),

@@ -146,18 +146,16 @@ class TokenIndex:
         """
         data, text, suffixes = self._map, self._text, self.suffixes
         best = length = 0
-        above, middle = len(context) + 1, MIN_CONTEXT_TOKENS  # no suffix of length `above` occurs
-        while middle < above:
+        least, most = MIN_CONTEXT_TOKENS, len(context)  # the lengths that are still in question
+        while least <= most:
+            middle = min(2 * (least - 1), (least + most) // 2)  # most matches are short
             pattern = window[-4 * middle :]
             low = self._lower(context[-middle], pattern)
             start = text + 4 * suffixes[low] if low < len(suffixes) else 0
             if data[start : start + 4 * middle] == pattern:
-                best, length = low, middle
+                best, length, least = low, middle, middle + 1
             else:
-                above = middle
-            if above - max(length, MIN_CONTEXT_TOKENS - 1) <= 1:
-                break
-            middle = min(2 * middle, (length + above) // 2)  # most matches are short
+                most = middle - 1
         if not length:
             return 0, 0, 0
         return best, self._upper(context[-length], window[-4 * length :], best), length

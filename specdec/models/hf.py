@@ -174,7 +174,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
     """The model's shape from the parsed ``config.json``; ``name`` is the model's in messages.
 
-    ``qkv_bias`` is the configuration's; the tensors may say otherwise.
+    Whether there is a bias is left to the tensors (`HFSource`).
 
     Raises:
         UnsupportedModelError: the family, its activation, rope scaling or quantisation is not supported.
@@ -239,7 +239,6 @@ class _Reader:
             activation=self._activation(),
             embed_scale=math.sqrt(hidden) if gemma else 1.0,
             tie_embeddings=bool(self.data.get("tie_word_embeddings", False)),
-            qkv_bias=bool(self.data.get("attention_bias", self.family == "qwen2")),
             qk_norm=self.family in ("qwen3", "gemma3"),
             post_norms=gemma,
             sliding_window=window,
@@ -347,7 +346,7 @@ def _ids(value: Any) -> list[int]:
     return [int(v) for v in value] if isinstance(value, list) else [int(value)]
 
 
-_TOP = {"embed": "{p}embed_tokens", "final_norm": "{p}norm"}
+_TOP = {"embed": "embed_tokens", "final_norm": "norm"}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -442,7 +441,7 @@ class HFSource(TensorSource):
         if role == "lm_head":
             return (self._head or "lm_head") + kind
         if role in _TOP:
-            return _TOP[role].format(p=self._prefix) + kind
+            return self._prefix + _TOP[role] + kind
         _, layer, part = role.split(".")
         return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part)}{kind}"
 
