@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -114,8 +115,8 @@ MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
 MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many
 
 
-def check_regular(path: Path) -> int:
-    """The size of the file ``path`` in bytes.
+def check_regular(path: Path) -> os.stat_result:
+    """The status of the file ``path``.
 
     Raises:
         ModelError: it is no regular file, whose reading may never end, or cannot be read.
@@ -126,7 +127,7 @@ def check_regular(path: Path) -> int:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path}: is no regular file")
-    return status.st_size
+    return status
 
 
 def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
@@ -135,7 +136,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     Raises:
         ModelError: it is no regular file, is larger than ``max_bytes``, or cannot be read.
     """
-    size = check_regular(path)
+    size = check_regular(path).st_size
     if size > max_bytes:
         raise ModelError(f"{path}: has {size} bytes, where at most {max_bytes} are expected; fetch the model again")
     try:
@@ -151,10 +152,9 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
     """SHA-256 over name, size, modification time and the first and last 64 KiB of each file."""
     digest = hashlib.sha256()
     for path in paths:
-        check_regular(path)
+        status = check_regular(path)
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         try:
-            status = path.stat()
-            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
             with path.open("rb") as file:
                 digest.update(file.read(_EDGE_BYTES))
                 file.seek(max(status.st_size - _EDGE_BYTES, 0))

@@ -39,9 +39,9 @@ from specdec.models.weights import (
     has_bias,
     layout_bytes,
     linear_pieces,
-    linear_plans,
     norm_plans,
     plan_layout,
+    tensor_shapes,
 )
 from verify_kernels.packed_weights import (
     TILE_N,
@@ -103,15 +103,8 @@ def pack_model(
 
 def check_shapes(source: TensorSource) -> None:
     """ModelError unless every tensor of the configuration exists and has the right shape."""
-    config = source.config
-    expected: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
-    for plan in linear_plans(config, config.tie_embeddings):
-        for role, rows in plan.parts:
-            expected[role] = (rows, plan.columns)
-            if source.has(role + ".bias"):
-                expected[role + ".bias"] = (rows,)
-    expected.update((role, (size,)) for role, size in norm_plans(config))
-    for role, shape in expected.items():
+    shapes = tensor_shapes(source.config, lambda role: source.has(role + ".bias"))
+    for role, shape in shapes.items():
         found = source.shape(role)
         if found != shape:
             raise ModelError(
@@ -238,7 +231,7 @@ class PackedFile:
             raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
 
     def read(self, on_bytes: Callable[[int], None]) -> WeightsBuffer:
-        """The weights, read into place by a thread per core; ``on_bytes`` receives the bytes of each chunk."""
+        """The weights, read into place by a thread per core; ``on_bytes`` receives the bytes read so far."""
         buffer = WeightsBuffer(self.layout)
         memory = buffer.bytes_view()
 
@@ -255,12 +248,12 @@ class PackedFile:
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             with ThreadPoolExecutor(usable_cores()) as pool:
-                chunks = _chunks(self.nbytes)
-                futures = {pool.submit(read_chunk, i, *chunk): i for i, chunk in enumerate(chunks)}
+                chunks, whole = enumerate(_chunks(self.nbytes)), 0
+                futures = {pool.submit(read_chunk, i, low, high): high - low for i, (low, high) in chunks}
                 for future in as_completed(futures):
                     future.result()
-                    low, high = chunks[futures[future]]
-                    on_bytes(high - low)
+                    whole += futures[future]
+                    on_bytes(whole)
         finally:
             os.close(descriptor)
         return buffer
@@ -271,7 +264,6 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
 
     The temporary file is locked while it is written, so that `_delete_unfinished` of another process leaves it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # not the process's id, which two containers that share the folder may both have
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -379,15 +371,8 @@ class PackedCache:
 
     def read(self, file: PackedFile, progress: Progress) -> WeightsBuffer | None:
         """The weights of an opened file; None if they are damaged, and the file is deleted then."""
-        done = 0
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            progress(f"loading {self._name}", done, file.nbytes)
-
         try:
-            return file.read(on_bytes)
+            return file.read(lambda done: progress(f"loading {self._name}", done, file.nbytes))
         except (PackedFileError, OSError) as error:
             self._discard(error)
             return None

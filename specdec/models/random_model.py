@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from specdec.errors import ModelError
@@ -17,7 +18,7 @@ from specdec.models.catalogue import RANDOM_PREFIX
 from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo, byte_level_alphabet
-from specdec.models.weights import linear_plans, norm_plans
+from specdec.models.weights import tensor_shapes
 
 _LLAMA = ModelConfig(
     family="llama",
@@ -119,23 +120,12 @@ def random_tokenizer(vocab_size: int) -> Tokenizer:
     space = next(char for char, byte in byte_level_alphabet().items() if byte == ord(" "))
     vocabulary = dict(byte_level_alphabet())
     vocabulary.update((f"{space}{token:x}", token) for token in range(_BYTES, control.start))
-    names = dict(zip(CONTROL_TOKENS, control, strict=True))
-    data = {
-        "version": "1.0",
-        "added_tokens": [_added(name, token) for name, token in names.items()],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
-    }
-    ends = (names["<|im_end|>"], names["<|endoftext|>"])
-    return Tokenizer(json.dumps(data), TokenizerInfo(eos_ids=ends, chat_template=_CHAT_TEMPLATE))
-
-
-def _added(name: str, token: int) -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": token, "content": name, **flags}
+    made = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, normalized=False) for name in CONTROL_TOKENS])
+    ends = tuple(control[CONTROL_TOKENS.index(name)] for name in ("<|im_end|>", "<|endoftext|>"))
+    return Tokenizer(made.to_str(), TokenizerInfo(eos_ids=ends, chat_template=_CHAT_TEMPLATE))
 
 
 LOGIT_STD = 3.0  # of logits: the likeliest of 128k tokens has about a fifth of the probability, as in undecided text
@@ -158,7 +148,7 @@ class RandomSource(TensorSource):
         self.name = name
         self.config = config
         self._seed = seed
-        self._shapes = _shapes(config)
+        self._shapes = tensor_shapes(config, lambda role: config.qkv_bias and role.endswith((".q", ".k", ".v")))
 
     def has(self, role: str) -> bool:
         return role in self._shapes
@@ -219,17 +209,6 @@ class RandomSource(TensorSource):
         if part == "down":
             return branch / (_GATED_RMS * math.sqrt(config.intermediate_size))
         return 1 / math.sqrt(config.hidden_size)  # v, gate, up
-
-
-def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
-    for plan in linear_plans(config, config.tie_embeddings):
-        for role, rows in plan.parts:
-            shapes[role] = (rows, plan.columns)
-            if config.qkv_bias and plan.name.endswith("qkv"):
-                shapes[role + ".bias"] = (rows,)
-    shapes.update((role, (size,)) for role, size in norm_plans(config))
-    return shapes
 
 
 _RECIPE, _SEED = 1, 0  # raise the first when other values come out of the same seed

@@ -95,6 +95,17 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
     return [*layers, ("final_norm", config.hidden_size)]
 
 
+def tensor_shapes(config: ModelConfig, biased: Callable[[str], bool]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the model by its role. biased: whether a linear layer's role has a bias."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
+    for plan in linear_plans(config, config.tie_embeddings):
+        for role, rows in plan.parts:
+            shapes[role] = (rows, plan.columns)
+            if biased(role):
+                shapes[role + ".bias"] = (rows,)
+    return shapes | {role: (size,) for role, size in norm_plans(config)}
+
+
 @dataclass(frozen=True, slots=True)
 class LinearPiece:
     """Neighbouring parts of a fused linear layer that are packed as one matrix; usually all parts."""
