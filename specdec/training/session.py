@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 import zlib
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import PART_DIGITS
 from specdec.models.checkpoint import Checkpoint
+from specdec.models.fetch import file_lock
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
@@ -91,16 +91,16 @@ def locked(path: Path, option: str) -> Iterator[None]:
     Raises:
         TrainingError: another process holds it, or it cannot be created; the message begins with ``option``.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise TrainingError(f"{option}: another run uses {path.parent}; wait for it, or end it") from None
-            yield
-    except OSError as error:
-        raise TrainingError(f"{option}: {path.parent} cannot be written ({error}); choose another folder") from None
+
+    def refuse() -> None:
+        raise TrainingError(f"{option}: another run uses {path.parent}; wait for it, or end it")
+
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(file_lock(path, on_wait=refuse))
+        except OSError as error:
+            raise TrainingError(f"{option}: {path.parent} cannot be written ({error}); choose another folder") from None
+        yield
 
 
 def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress | None = None) -> None:

@@ -22,6 +22,7 @@ from specdec.models.hf import HFSource
 from specdec.training.collect import Collector
 from specdec.training.draft_model import DraftModel
 from specdec.training.head_files import write_head
+from specdec.training.session import locked
 from specdec.training.states import StateFile
 from specdec.training.texts import TrainingError
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
@@ -148,6 +149,14 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     model = SimpleNamespace(save_pretrained=full, to=lambda *_: model, train=lambda: model)
     with pytest.raises(TrainingError, match="free some space"):
         DraftModel(model, 0).write(tmp_path, None, "")  # type: ignore[arg-type]
+
+
+def test_an_error_while_a_folder_is_locked_is_not_the_locks(tmp_path: Path) -> None:
+    lock = tmp_path / "out" / "lock"
+    with pytest.raises(TrainingError, match="--out: another run uses"), locked(lock, "--out"), locked(lock, "--out"):
+        pytest.fail("the folder is locked twice")
+    with pytest.raises(OSError, match="a disk failed"), locked(lock, "--out"):
+        raise OSError("a disk failed")
 
 
 def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
