@@ -174,7 +174,7 @@ class DrafterManager:
                 raise ValueError(f"scores: node {node} has {score}, must be finite and at most its parent's")
             if tree.depths[node] != tree.depths[parent] + 1 or type(tree.tokens[node]) is not int:
                 raise ValueError(f"depths, tokens: node {node} has {tree.depths[node]}, {tree.tokens[node]!r}")
-            if type(cell) is not int or not -1 <= cell < max(self._cells, 0):
+            if type(cell) is not int or not -1 <= cell < self._cells:
                 raise ValueError(f"cells: node {node} names {cell!r} of {self._cells}")
             if not all(type(source) is str for source in tree.sources[node]):
                 raise ValueError(f"sources: node {node} names {tree.sources[node]!r}")

@@ -97,6 +97,7 @@ class PredictionCursor:
         self.places = [Place(0, 0)]
         self._anchor = 0  # position at which the output left the prediction
         self._gap = 0  # output tokens since then
+        self.n_output = 0  # output tokens so far
         self._recent: deque[int] = deque(maxlen=MAX_MATCH_TOKENS)
 
     def advance(self, token: int) -> None:
@@ -104,6 +105,7 @@ class PredictionCursor:
         tokens = self.index.tokens
         first = self.places[0] if self.places else Place(len(tokens), 0)
         self._recent.append(token)
+        self.n_output += 1
         if first.run >= SURE_TOKENS and first.position < len(tokens) and tokens[first.position] == token:
             self.places = [Place(first.position + 1, first.run + 1)]
             return
@@ -142,7 +144,6 @@ class PredictionDrafter(Drafter):
 
     def __init__(self) -> None:
         self._cursors: dict[Sequence, PredictionCursor] = {}
-        self._read: dict[Sequence, int] = {}  # tokens of the sequence that its cursor has processed
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether its request has a prediction."""
@@ -154,7 +155,6 @@ class PredictionDrafter(Drafter):
         shared = (cursor.index for other, cursor in self._cursors.items() if other.request is request)
         index = next(shared, None) or PredictionIndex(request.prediction_ids)
         self._cursors[sequence] = PredictionCursor(index)
-        self._read[sequence] = sequence.n_prompt
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees, budget = [], INDEXED_PER_STEP
@@ -164,16 +164,14 @@ class PredictionDrafter(Drafter):
             trees.append(tree)
             cursor = self._cursors[task.sequence]
             budget -= cursor.index.grow(budget)
-            for position in range(self._read[task.sequence], len(tokens)):
+            for position in range(task.sequence.n_prompt + cursor.n_output, len(tokens)):
                 cursor.advance(tokens[position])
-            self._read[task.sequence] = len(tokens)
             if task.max_nodes > 0 and task.max_depth > 0:
                 _grow(task, tree, cursor.index.tokens, cursor.places)
         return trees
 
     def end(self, sequence: Sequence) -> None:
         self._cursors.pop(sequence, None)
-        self._read.pop(sequence, None)
 
 
 def _grow(task: DraftTask, tree: TokenTree, prediction: Seq[int], places: Seq[Place]) -> None:

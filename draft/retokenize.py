@@ -40,7 +40,7 @@ class VocabularyBridge:
         shared = [(t, d) for t, d in enumerate(self.to_draft) if d >= 0]
         self._target_ids = np.array([t for t, _ in shared], np.intp)
         self._draft_ids = np.array([d for _, d in shared], np.intp)
-        self._spell = lru_cache(maxsize=65536)(self._spelled)
+        self.spelled = lru_cache(maxsize=65536)(self._spelled)
 
     def translate(self, logits: Tensor, out: Tensor) -> Tensor:
         """The draft's logits [rows, draft vocabulary] by the target's ids, in the first rows of ``out``.
@@ -57,14 +57,11 @@ class VocabularyBridge:
         """A buffer for `translate`, float32 [rows, target vocabulary]."""
         return torch.full((rows, len(self.to_draft)), MASKED_LOGIT)
 
-    def spelled(self, draft_token: int) -> tuple[int, ...]:
+    def _spelled(self, draft_token: int) -> tuple[int, ...]:
         """The target's tokens for a draft token without a twin.
 
         Empty if its bytes are no text, or if the target's tokenizer changes the text (another normal form).
         """
-        return self._spell(draft_token)
-
-    def _spelled(self, draft_token: int) -> tuple[int, ...]:
         if draft_token in self._draft.special_ids:
             return ()
         try:
@@ -187,15 +184,14 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
         return
     own = growth.path(leaf)[1:]
     nodes = tree.path(growth.anchors[leaf])
-    pieces = [target.token_bytes(tree.tokens[node]) for node in nodes]
-    if any(tree.tokens[node] in target.special_ids for node in nodes):
+    spelled = [tree.tokens[node] for node in nodes]
+    if not target.special_ids.isdisjoint(spelled):
         return
-    data = b"".join(pieces)
+    data = b"".join(map(target.token_bytes, spelled))
     try:
         canonical = target.encode_inside(data.decode())
     except UnicodeDecodeError:
         return
-    spelled = [tree.tokens[node] for node in nodes]
     same = common_length(spelled, canonical)
     if same >= min(len(spelled), len(canonical)):
         return

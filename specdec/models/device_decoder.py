@@ -352,7 +352,7 @@ def _prompt(decoder: DeviceDecoder, tokens: list[int], first: int, size: int, pa
     while done < len(tokens):
         chunk = tokens[done : done + min(size if done else first, decoder.max_rows)]
         wanted = [row for row in range(len(chunk)) if (done + row) % every == 0]
-        found += _rows(decoder, BatchEntry(chunk, range(-1, len(chunk) - 1), done, _held(pages, done, chunk)), wanted)
+        found += _rows(decoder, BatchEntry(chunk, range(-1, len(chunk) - 1), done, pages), wanted)
         done += len(chunk)
     return found
 
@@ -375,10 +375,6 @@ def _far(decoder: DeviceDecoder, tokens: list[int]) -> list[Tensor]:
     if len(pages) > decoder.pool.pages or FAR_CONTEXT + len(tokens) > decoder.max_positions:
         return []
     return _rows(decoder, BatchEntry(tokens, TREE_PARENTS, FAR_CONTEXT, pages), range(len(tokens)))
-
-
-def _held(pages: list[int], done: int, chunk: list[int]) -> list[int]:
-    return pages[: -(-(done + len(chunk)) // PAGE_SIZE)]
 
 
 def _rows(decoder: DeviceDecoder, entry: BatchEntry, wanted: Sequence[int]) -> list[Tensor]:

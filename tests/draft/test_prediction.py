@@ -69,7 +69,6 @@ def test_only_sequences_with_a_prediction_are_served_and_forgotten_at_their_end(
     assert not drafter.serves(make_sequence(PROMPT))
     drafter.end(sequence)
     assert not drafter._cursors
-    assert not drafter._read
 
 
 def test_a_correct_prediction_takes_full_steps() -> None:
@@ -155,7 +154,6 @@ def test_any_output_of_any_prediction(expected: list[int], output: list[int], no
         sequence.tokens.append(token)
     drafter.end(sequence)
     assert not drafter._cursors
-    assert not drafter._read
 
 
 few = st.integers(0, 2)
