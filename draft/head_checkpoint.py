@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,11 @@ class HeadConfig:
     acceptance: tuple[float, ...]  # by position from 1: share of proposed tokens accepted after training; may be empty
 
 
-def is_head(folder: Path) -> bool:
-    """Whether ``folder`` holds a feature head by its config.json, of a supported kind or not; False: a model, or
-    nothing that can be read."""
+def is_head(ref: str | Path) -> bool:
+    """Whether the folder ``ref`` holds a feature head by its config.json, of a supported kind or not; False: a model,
+    or nothing that can be read."""
     try:
-        raw = read_json(folder / "config.json")
+        raw = read_json(Path(os.path.expanduser(ref)) / "config.json")
     except ModelError:
         return False
     return "speculators_model_type" in raw or "eagle" in str(raw.get("architectures")).lower()

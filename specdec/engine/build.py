@@ -192,10 +192,9 @@ class DrafterBuilder:
             ModelError: it cannot be loaded, was made for another target, or memory is short.
             ConfigError: the draft's tokenizer does not fit, or the target does not keep what the head reads.
         """
-        folder = Path(ref).expanduser()
-        if not is_head(folder):
+        if not is_head(ref):
             return self.model(ref, dtype)
-        head = _load_head(self._config, folder, self._target)
+        head = _load_head(self._config, Path(ref).expanduser(), self._target)
         read = list(head.config.aux_layers)
         if not set(read) <= set(self._aux_layers):
             kept = f"the inputs of layers {self._aux_layers}" if self._aux_layers else "none"

@@ -267,7 +267,7 @@ def measure_draft(
     """
     if config.draft is None or "model" not in config.drafters:
         return None
-    if is_head(Path(config.draft).expanduser()):
+    if is_head(config.draft):
         raise ConfigError(f"engine.draft: {config.draft} is a feature head; name it as engine.draft_head")
     cut = None
     if tokenizer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +97,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     Raises:
         ModelError: there is none, or it cannot be fetched.
     """
-    path = Path(ref).expanduser()
+    path = Path(os.path.expanduser(ref))  # not pathlib's, which raises where there is no such user
     if path.is_dir():
         return _folder(path)
     if path.is_file():
@@ -132,7 +133,7 @@ def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) 
 def is_here(ref: str, cache_dir: Path) -> bool:
     """Whether `resolve` fetches nothing for ``ref``, which may name nothing; False for a hub id, which is not looked
     up."""
-    if Path(ref).expanduser().exists():
+    if os.path.exists(os.path.expanduser(ref)):
         return True
     if ref in CATALOGUE:
         return Fetcher(cache_dir.expanduser() / "models").is_complete(CATALOGUE[ref])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.head_checkpoint import HeadModel, load_head
+from draft.head_checkpoint import HeadModel, is_head, load_head
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.config import ModelConfig, RopeConfig
 from tests.draft.eagle3_checkpoint import HIDDEN, head_config, head_tensors, write_head
@@ -213,6 +213,11 @@ def test_damaged_files_are_rejected(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="dictionary of tensors"):
         load(folder)
+
+
+def test_what_is_a_head(tmp_path: Path) -> None:
+    assert is_head(changed(tmp_path, lambda c, t: None))
+    assert not is_head("~nobody-here/model")
 
 
 class _Payload:

@@ -30,6 +30,7 @@ Tiny = Callable[[str], Path]
         ("SmolLM2", r"did you mean smollm2-135m\?"),
         ("nothing like it", "the catalogue has smollm2-135m, qwen2.5-coder-1.5b, qwen2.5-coder-0.5b, gemma3-270m"),
         ("./absent", r"\./absent: no such file or folder"),
+        ("~nobody-here/model", "~nobody-here/model: no such file or folder"),
         ("absent.gguf", r"absent\.gguf: no such file or folder"),
     ],
 )
