@@ -27,7 +27,7 @@ from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.figures import rounded
 from specdec.load.trace_file import read_trace_lines
-from specdec.models.hf import read_json
+from specdec.models.checkpoint import read_json
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer

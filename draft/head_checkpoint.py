@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import check_regular, fingerprint_files, well_formed
+from specdec.models.checkpoint import check_regular, fingerprint_files, read_json, well_formed
 from specdec.models.config import ModelConfig
-from specdec.models.hf import open_shards, parse_hf_config, read_json, readable
+from specdec.models.hf import open_shards, parse_hf_config, readable
 from specdec.models.load import check_heads
 from specdec.models.memory import check_memory
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear

@@ -16,9 +16,9 @@ from draft.text_store import max_tokens
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.control_groups import available_bytes
 from specdec.errors import ConfigError, ModelError
+from specdec.models.checkpoint import read_json
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
-from specdec.models.hf import read_json
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, measure_model
 from specdec.models.progress import Progress
 from specdec.models.resolve import load_tokenizer

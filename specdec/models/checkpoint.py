@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
@@ -143,6 +144,24 @@ def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from ``path``; ModelError if it is missing, too large or no JSON object."""
+    if not path.exists():
+        raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file")
+    return parse_json(path, read_text_file(path))
+
+
+def parse_json(path: Path, text: str) -> dict[str, Any]:
+    """The JSON object in ``text``; ModelError, which names ``path``, if it is none."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
+    return data
 
 
 _EDGE_BYTES = 64 << 10  # a weight file's head holds its header, with the place of every tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specdec.core.types import Pooling
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import read_json, read_text_file, well_formed
 
 RANK = "rank"  # the pooling of a model made for reranking
 _RERANKER = "rerank"  # part of the names of such models
@@ -97,21 +98,24 @@ def gguf_pooling(metadata: dict[str, Any], path: Path) -> str:
     return _GGUF_TYPES[kind]
 
 
-def folder_pooling(folder: Path, modules: Any, read: Callable[[Path], dict[str, Any]]) -> str:
-    """`EngineInfo.pooling` of a Hugging Face folder. modules: its parsed modules.json, which sentence-transformers
-    writes. read: reads a JSON object.
+def folder_pooling(folder: Path) -> str:
+    """`EngineInfo.pooling` of a Hugging Face folder, from the files of sentence-transformers if there are any.
 
     Raises:
         UnsupportedModelError: it asks for another kind of pooling, or for a further module.
-        ModelError: modules.json is not a list of modules.
+        ModelError: a file cannot be read, or modules.json is not a list of modules.
     """
-    places = dict(_named(modules, folder))
+    path = folder / "modules.json"
+    if not path.exists():
+        return ""
+    with well_formed(str(path)):
+        places = dict(_named(json.loads(read_text_file(path)), folder))
     unknown = [kind for kind in places if kind not in _MODULES]
     if unknown:
         raise UnsupportedModelError(
             f"{folder}: modules.json: module '{unknown[0]}' is not supported; use a model without it"
         )
-    configuration = read(folder / places["Pooling"] / "config.json") if "Pooling" in places else {}
+    configuration = read_json(folder / places["Pooling"] / "config.json") if "Pooling" in places else {}
     chosen = [flag for flag, on in configuration.items() if flag.startswith("pooling_mode_") and on is True]
     if (named := configuration.get("pooling_mode")) is not None:  # newer versions write this instead of the flags
         chosen = [str(mode) for mode in (named if isinstance(named, list) else [named])]

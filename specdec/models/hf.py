@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from specdec.models.checkpoint import (
     MAX_TOKENIZER_BYTES,
     TensorSource,
     check_regular,
+    parse_json,
+    read_json,
     read_text_file,
     well_formed,
 )
@@ -475,24 +476,6 @@ def readable(folder: Path, tensor: str) -> Iterator[None]:
         raise ModelError(f"{folder}: tensor {tensor} cannot be read ({error}); fetch it again") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from ``path``; ModelError if it is missing, too large or no JSON object."""
-    if not path.exists():
-        raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file")
-    return parse_json(path, read_text_file(path))
-
-
-def parse_json(path: Path, text: str) -> dict[str, Any]:
-    """The JSON object in ``text``; ModelError, which names ``path``, if it is none."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
-    return data
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder: those the index names, or else all there are; ModelError when none."""
     index = folder / "model.safetensors.index.json"
@@ -579,7 +562,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         tool_template=tool_template,
         template_variables=named,
         end_id=end,
-        pooling=_pooling(folder),
+        pooling=folder_pooling(folder),
     )
     try:
         return Tokenizer.like(like, serialised, info)
@@ -616,16 +599,6 @@ def _template_end(processor: dict[str, Any] | None) -> int | None:
     last: dict[str, Any] = next(reversed(processor.get("single") or []), {})
     name = last.get("SpecialToken", {}).get("id")
     return None if name is None else int(processor["special_tokens"][name]["ids"][0])
-
-
-def _pooling(folder: Path) -> str:
-    """`EngineInfo.pooling`, from the files of sentence-transformers if there are any."""
-    path = folder / "modules.json"
-    if not path.exists():
-        return ""
-    with well_formed(str(path)):
-        modules = json.loads(read_text_file(path))
-    return folder_pooling(folder, modules, read_json)
 
 
 def _content(token: Any) -> str | None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
-from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files
+from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
 from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
-from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, read_json, weight_files
+from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
