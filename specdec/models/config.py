@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 MAX_LAYERS = 1024  # layers; several times those of the largest models, so a file with more is damaged
 
 
+def _check_positive(what: str, *values: float) -> None:
+    for value in values:
+        if not 0 < value < math.inf:
+            raise ValueError(f"{what} must be a positive number, got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding, half-split (rotate_half) convention."""
+    """Rotary embedding, half-split (rotate_half) convention. Numbers that are not positive raise ValueError."""
 
     theta: float
     """Base of full-attention layers."""
@@ -20,10 +27,18 @@ class RopeConfig:
     """("linear", factor), ("llama3", factor, low_freq_factor, high_freq_factor, original_context), or ("factors", f_0,
     ..., f_{head_dim/2 - 1}): frequency i is divided by f_i, as GGUF files hold llama3 scaling."""
 
+    def __post_init__(self) -> None:
+        _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
+        _check_positive("rope scaling", *(float(each) for each in (self.scaling or ())[1:]))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape and numerics of a model. Norm weights are such that y = x / rms(x) * w in every family."""
+    """Shape and numerics of a model. Norm weights are such that y = x / rms(x) * w in every family.
+
+    Raises:
+        ValueError: a number is not positive.
+    """
 
     family: str
     vocab_size: int
@@ -47,6 +62,11 @@ class ModelConfig:
     sliding_layers: tuple[bool, ...] = ()  # per layer, whether the window applies
     output_size: int | None = None  # rows of an output table that was cut
     mask_token: int | None = None  # of a parallel draft model: stands for a token that is not known yet
+
+    def __post_init__(self) -> None:
+        _check_positive("the norms' epsilon", self.norm_eps)
+        _check_positive("the scale of attention", self.attn_scale)
+        _check_positive("a sliding window", 1 if self.sliding_window is None else self.sliding_window)
 
     @property
     def q_size(self) -> int:

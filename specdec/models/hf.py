@@ -234,7 +234,7 @@ class _Reader:
             head_dim=head_dim,
             intermediate_size=self._int("intermediate_size"),
             max_context=self._int("max_position_embeddings"),
-            norm_eps=self._positive("rms_norm_eps"),
+            norm_eps=float(self.data["rms_norm_eps"]),
             rope=self._rope(),
             attn_scale=scalar**-0.5,
             activation=self._activation(),
@@ -270,12 +270,6 @@ class _Reader:
                 f"{self.name}: config.json: 'pard_token' must be a token below {size}, got {value!r}; correct it, or "
                 "remove it to draft token by token"
             )
-        return value
-
-    def _positive(self, key: str) -> float:
-        value = float(self.data[key])
-        if not 0 < value < math.inf:
-            raise ModelError(f"{self.name}: config.json: '{key}' must be a positive number, got {value}")
         return value
 
     def _activation(self) -> Any:

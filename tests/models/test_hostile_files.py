@@ -110,6 +110,21 @@ def test_values_of_config_json(name: str, value: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "name", "value"),
+    [
+        ("llama", "rope_parameters", {"rope_theta": 0.0}), ("llama", "rope_parameters", {"rope_theta": float("inf")}),
+        ("llama", "rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}),
+        ("llama", "rms_norm_eps", 0), ("mistral", "sliding_window", -1), ("gemma3", "query_pre_attn_scalar", -256),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny(family), tmp_path / "copy"))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert f"{folder}: config.json: holds a value of the wrong kind" in refusal(folder)
+
+
+@pytest.mark.parametrize(
     ("file", "text"),
     [
         ("config.json", DEEP),
