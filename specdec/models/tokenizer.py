@@ -104,11 +104,16 @@ def _ids(backend: Any, text: str) -> list[int]:
         else:
             found = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's, which derives from BaseException
+        if not _is_panic(error):
             raise
         why = f"the model's tokenizer.json has a pattern that cannot split this text ({error})"
         raise InvalidRequestError.of("prompt", why) from None
     return found
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether it is the library's PanicException, which derives from BaseException and cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 _GUARD = "\n"
@@ -131,7 +136,9 @@ class Tokenizer:
         try:
             data, changed = _normalise(json.loads(serialised))
             self._backend = tokenizers.Tokenizer.from_str(json.dumps(data) if changed else serialised)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise ModelError(f"tokenizer.json cannot be read ({error}); fetch the model again") from None
         self._source = hashlib.sha256(serialised.encode()).digest()
         self._backend.encode_special_tokens = True  # their names in a text are plain characters

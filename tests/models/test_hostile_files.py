@@ -153,6 +153,7 @@ def test_other_files(file: str, text: str, folder: Path) -> None:
                            "invert": False}},
         {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}},
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b c"]}},
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"], "continuing_subword_prefix": "##"}},
     ],
 )  # fmt: skip
 def test_values_of_tokenizer_json(change: dict[str, Any], folder: Path) -> None:
