@@ -44,7 +44,7 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
 class SuffixReader:
     """Indexes a sequence's prediction, prompt and output, and matches its end in the texts of ``stores``."""
 
-    __slots__ = ("_after", "_indexed", "_lead", "_n_read", "_text", "automaton", "cursors", "stores")
+    __slots__ = ("_after", "_n_read", "_text", "_unindexed", "automaton", "cursors", "stores")
 
     def __init__(self, sequence: Sequence, stores: list[TextStore], fim: FimParser | None = None) -> None:
         prompt = sequence.tokens
@@ -53,20 +53,19 @@ class SuffixReader:
         self._after = parts.suffix
         self._n_read = len(prompt)
         self.automaton = SuffixAutomaton()
-        # Indexed before the text, so that the automaton ends where the text does.
-        self._lead: list[int] = []
+        self._unindexed: list[int] = []
         for part in (sequence.request.prediction_ids, self._after):
             if part:
-                self._lead += part
-                self._lead.append(BREAK)
-        self._indexed = -len(self._lead)  # tokens of the text; negative: tokens left of the lead
+                self._unindexed += part
+                self._unindexed.append(BREAK)
+        self._unindexed += self._text  # last, so that the automaton ends where the text does
         self.stores = stores
         self.cursors: list[SuffixCursor] = []
 
     @property
     def pending(self) -> int:
         """Number of tokens that are not indexed yet."""
-        return len(self._text) - self._indexed
+        return len(self._unindexed)
 
     @property
     def document(self) -> list[int]:
@@ -76,20 +75,17 @@ class SuffixReader:
     def read(self, tokens: Seq[int]) -> None:
         """Append the new ones of ``tokens``, all of the sequence's."""
         if len(tokens) > self._n_read:
-            self._text += tokens[self._n_read :]
+            new = tokens[self._n_read :]
+            self._text += new
+            self._unindexed += new
             self._n_read = len(tokens)
 
     def index(self, budget: int) -> int:
         """Index at most ``budget`` tokens; returns their number."""
-        start = self._indexed
-        if start < 0:
-            upto = min(start + budget, 0)
-            self.automaton.extend(self._lead[start : upto or None])
-        else:
-            upto = min(start + budget, len(self._text))
-            self.automaton.extend(self._text[start:upto])
-        self._indexed = upto
-        return upto - start
+        part = self._unindexed[:budget]
+        del self._unindexed[:budget]
+        self.automaton.extend(part)
+        return len(part)
 
     def contexts(self) -> list[Context]:
         """The longest suffixes of the text that all texts hold, at most `MAX_CONTEXTS`."""
@@ -148,8 +144,7 @@ class SuffixDrafter(Drafter):
             tokens = task.sequence.tokens
             reader = self._readers[task.sequence]
             reader.read(tokens)
-            while budget and reader.pending:
-                budget -= reader.index(budget)
+            budget -= reader.index(budget)
             tree = TokenTree(tokens[-1])
             if task.max_nodes > 0 and task.max_depth > 0:
                 contexts = reader.contexts()
