@@ -320,7 +320,6 @@ class WeightsReader:
         self._source, self._types, self._device, self._progress = source, types, device, progress
         self._plans = linear_plans(source.config, source.config.tie_embeddings)
         self._scratch = self._make_scratch(max_rows)
-        self._done = 0
 
     def read(self) -> ModelWeights[DeviceLinear]:
         """All weights.
@@ -331,11 +330,17 @@ class WeightsReader:
         """
         config = self._source.config
         embed = self._dense(LinearPlan("embed", (("embed", config.vocab_size),), config.hidden_size))
+        done, total = 0, sum(plan.rows * plan.columns for plan in self._plans)
 
         def linear(plan: LinearPlan) -> DeviceLinear:
-            if plan.name == "lm_head":
-                return DenseLinear(embed if config.tie_embeddings else self._dense(plan), None, self._scratch)
-            return self._linear(plan)
+            nonlocal done
+            if plan.name != "lm_head":
+                layer = self._linear(plan)
+            else:
+                layer = DenseLinear(embed if config.tie_embeddings else self._dense(plan), None, self._scratch)
+            done += plan.rows * plan.columns
+            self._progress(f"loading {self._source.name}", done, total)
+            return layer
 
         return gather_weights(config, embed, linear, self._vector)
 
@@ -379,9 +384,6 @@ class WeightsReader:
 
         with conversion_pool() as pool:
             list(pool.map(convert, range(0, plan.rows, step)))
-        self._done += out.numel()
-        total = sum(each.rows * each.columns for each in self._plans)
-        self._progress(f"loading {self._source.name}", min(self._done, total), total)
         return out
 
     def _vector(self, role: str) -> Tensor:

@@ -42,7 +42,13 @@ def test_int4_checkpoints_run_unchanged(act_order: bool, tmp_path: Path, caplog:
     """Stacked matrices with different input orders cannot run as one, so these are stored in 16 bits."""
     scheme = Scheme("gptq", act_order=True) if act_order else Scheme("awq")
     folder, _ = write_folder(tmp_path, scheme, head_dim=64, num_hidden_layers=1)
-    model = load_device_model(str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+    done: list[int] = []
+    model = load_device_model(
+        str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16,
+        progress=lambda _, *of: done.append(of[1] - of[0]),
+    )  # fmt: skip
+    assert len(done) == len(set(done)) == 5  # the linear layers, each of which takes the loading further
+    assert done[-1] == 0
     layer = model.weights.layers[0]
     assert model.dtype == "int4"
     assert all(isinstance(linear, Int4Linear) for linear in (layer.qkv, layer.o, layer.down))
