@@ -53,8 +53,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     The draft has its own pages and prefix cache, since the two models count tokens differently.
 
-    target_size: rows of the target's output table. max_batch: sequences drafted together. prompt_tokens: see
-    `RetokenizedText`.
+    target_size: rows of the target's output table. max_batch: sequences drafted together.
     """
 
     name = "model"
@@ -67,13 +66,11 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         draft: Tokenizer,
         target_size: int,
         max_batch: int,
-        prompt_tokens: int = PROMPT_TOKENS,
     ) -> None:
         self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
         self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
         self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, MAX_TOGETHER))
-        self._prompt_tokens = prompt_tokens
         self._readers: dict[Sequence, _Reader] = {}
 
     def end(self, sequence: Sequence) -> None:
@@ -127,7 +124,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     def _start_reading(self, sequence: Sequence) -> _Reader:
         """The state of a new sequence. It has no pages before its first proposal, which many sequences never get."""
-        text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, self._prompt_tokens)
+        text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, PROMPT_TOKENS)
         cached = self._kv.cached_tokens(text.ids[: text.stable], sequence.salt)
         reader = self._readers[sequence] = _Reader(text, len(sequence.tokens), cached)
         return reader

@@ -225,9 +225,7 @@ def load_head(folder: Path, *, dtype: Dtype, target: ModelConfig, target_embed: 
         UnsupportedModelError: the checkpoint has another architecture.
     """
     config = parse_head_config(read_json(folder / "config.json"), str(folder), target)
-    loader = _Loader(folder, config, dtype, target)
-    loader.check()
-    return loader.load(target_embed)
+    return _Loader(folder, config, dtype, target).load(target_embed)
 
 
 class _Loader:
@@ -237,7 +235,7 @@ class _Loader:
         self._dtype: RoundedKind = "int8" if dtype == "auto" else dtype
         self._target = target
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise unless every expected tensor exists with the right shape, and there is no unknown tensor."""
         matrices, norms = self._matrices(), self._norms()
         expected = {name + ".weight": shape for name, shape in (matrices | norms).items()}
@@ -272,7 +270,8 @@ class _Loader:
         check_memory(str(self._folder), size, self._dtype)
 
     def load(self, target_embed: Tensor) -> HeadModel:
-        """The packed head."""
+        """The packed head, once all of its tensors are checked."""
+        self._check()
         norms = self._config.features_norms
         return HeadModel(
             config=self._config,

@@ -215,15 +215,14 @@ class DeviceTypes:
 
     name: str  # of the layers' matrices, for people
     rows: torch.dtype  # of activations, the KV pool, norms, embedding and output matrix
-    fp8: bool  # whether the layers' matrices are float8 e4m3
-    int4: bool  # whether matrices that the checkpoint holds in 4 bits stay so
+    fp8: bool  # the layers' matrices are float8 e4m3; otherwise those that the checkpoint holds in 4 bits stay so
 
     @staticmethod
     def of(dtype: DeviceDtype) -> DeviceTypes:
         """The types for the setting ``dtype``."""
         name = "bf16" if dtype == "auto" else dtype
         rows = torch.float16 if dtype == "fp16" else torch.bfloat16
-        return DeviceTypes(name, rows, fp8=dtype == "fp8", int4=dtype != "fp8")
+        return DeviceTypes(name, rows, fp8=dtype == "fp8")
 
 
 DeviceModel = LoadedModel[DeviceLinear]
@@ -272,7 +271,7 @@ def check_heads(name: str, config: ModelConfig) -> None:
 
 def _stays_int4(source: TensorSource, types: DeviceTypes) -> TypeGuard[QuantizedSource]:
     """Whether matrices of the checkpoint stay in its 4 bits. Those of 8 bits are held in the rows' type."""
-    return types.int4 and isinstance(source, QuantizedSource) and source.quantized.bits == 4
+    return not types.fp8 and isinstance(source, QuantizedSource) and source.quantized.bits == 4
 
 
 def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:

@@ -25,7 +25,7 @@ PAGES = 12
 MAX_ROWS, MAX_POSITIONS = 96, 320
 # No configuration uses float32, and no chip has it compiled. It compares a forward with the CPU's to more digits than
 # 16 bits have.
-FLOAT32 = DeviceTypes("fp32", torch.float32, fp8=False, int4=False)
+FLOAT32 = DeviceTypes("fp32", torch.float32, fp8=False)
 
 
 def shape(**changes: Any) -> ModelConfig:

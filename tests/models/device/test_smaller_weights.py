@@ -88,7 +88,7 @@ def test_float8_layers_match_their_weights() -> None:
     """In float16 rows: bfloat16 ones, which a GPU uses, the interpreter multiplies wrongly."""
     config, generator = shape(n_layers=1, qkv_bias=False), torch.Generator().manual_seed(1)
     source = RandomSource("small", config, 0)
-    types = DeviceTypes("fp8", torch.float16, fp8=True, int4=False)
+    types = DeviceTypes("fp8", torch.float16, fp8=True)
     down = WeightsReader(source, types, place(), 16, silent).read().layers[0].down
     assert isinstance(down, Fp8Linear)
     gate_up = torch.randn(5, 2 * config.intermediate_size, generator=generator).half()
