@@ -69,10 +69,25 @@ class _Ignored:
     def hides(self, path: str, *, folder: bool) -> bool:
         """Whether the file or folder at ``path`` is ignored; its parents are not."""
         for base, spec in self._specs:
-            ignored = spec.check_file(os.path.relpath(path, base) + "/" * folder).include
-            if ignored is not None:
-                return ignored
+            relative = os.path.relpath(path, base)
+            for pattern in reversed(spec.patterns):
+                if pattern.regex is not None and _names(pattern.regex, relative, folder=folder):
+                    return bool(pattern.include)
         return False
+
+
+def _names(pattern: re.Pattern[str], path: str, *, folder: bool) -> bool:
+    """Whether ``pattern`` names ``path`` itself, as git asks at each folder on the way; pathspec asks the other
+    question, whether it names that or any folder above.
+
+    The group ``ps_d`` holds the slash behind a folder that the pattern names.
+    """
+    if not pattern.search(path + "/" * folder):  # most patterns, and one search takes a fraction of what follows
+        return False
+    if any(found.groupdict().get("ps_d") is None for found in pattern.finditer(path)):
+        return True
+    ends = (found.end("ps_d") for found in pattern.finditer(path + "/") if "ps_d" in found.groupdict())
+    return folder and len(path) + 1 in ends
 
 
 def _is_pattern(line: str) -> bool:

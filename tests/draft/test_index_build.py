@@ -61,6 +61,27 @@ def test_gitignore_is_read_as_git_reads_it(tmp_path: Path) -> None:
     assert names(tmp_path) == [".gitignore", "a.py"]
 
 
+@pytest.mark.parametrize(
+    ("gitignore", "kept"),
+    [
+        ("*\n!*/\n!*.py\n", ["a.py", "build/keep.py", "build/x.py", "src/b.py", "src/deep/c.py"]),
+        ("**\n!**/\n!b.py\n", ["src/b.py"]),
+        ("build/**\n!build/keep.py\n*.txt\n.*\n", ["a.py", "build/keep.py", "src/b.py", "src/deep/c.py"]),
+        ("/*\n!/src/\n*.txt\n", ["src/b.py", "src/deep/c.py"]),
+    ],
+)
+def test_what_gitignore_takes_back_is_indexed(gitignore: str, kept: list[str], tmp_path: Path) -> None:
+    files = ("a.py", "a.txt", "build/keep.py", "build/x.py", "src/b.py", "src/b.txt", "src/deep/c.py")
+    put(tmp_path, *files, _gitignore=gitignore)
+    assert names(tmp_path) == kept
+
+
+def test_a_folder_that_gitignore_takes_back_brings_no_ignored_file(tmp_path: Path) -> None:
+    put(tmp_path, "src/deep/a.py", "src/deep/secret", _gitignore="secret\n.*\n")
+    put(tmp_path / "src", _gitignore="!*/\n!deep/\n")
+    assert names(tmp_path) == ["src/deep/a.py"]
+
+
 @pytest.mark.parametrize("pattern", ["!", "[z-a]"])
 def test_a_malformed_pattern_is_reported(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"--only {pattern!r}")):
