@@ -181,7 +181,9 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
                 token, chance = best[at]
                 if self._bridge.to_target[token] < 0:
                     fresh += self._add_spelled(growth, node, token, chance, known)
-                offered += _offers(growth, node, children[at])
+                above = growth.tree.scores[growth.anchors[node]]
+                for rank, (twin, logprob) in enumerate(children[at][: growth.task.width]):
+                    offered.append((rank, -above - logprob, node, twin, logprob))
                 at += 1
             offered.sort()
             growth.advance(fresh + self._add_twins(growth, offered[: max(0, room - len(fresh))], known))
@@ -225,11 +227,3 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
                 return []
         likelihoods.append(math.log(max(chance, 1e-9)))
         return [growth.add(parent, token, anchor)]
-
-
-def _offers(growth: Growth, node: int, options: Seq[tuple[int, float]]) -> list[_Offer]:
-    above = growth.tree.scores[growth.anchors[node]]
-    return [
-        (rank, -above - logprob, node, token, logprob)
-        for rank, (token, logprob) in enumerate(options[: growth.task.width])
-    ]

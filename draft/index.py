@@ -131,14 +131,10 @@ class IndexDrafter(Drafter):
                 reader.read(tokens)
                 contexts = [span for index in reader.indexes for span in index.match(reader.context)]
                 if contexts:
-                    contexts.sort(key=_by_length)
+                    contexts.sort(key=lambda span: -span[3])
                     expand(task, tree, contexts[:MAX_CONTEXTS], children)
             trees.append(tree)
         return trees
 
     def end(self, sequence: Sequence) -> None:
         self._readers.pop(sequence, None)
-
-
-def _by_length(span: Span) -> int:
-    return -span[3]

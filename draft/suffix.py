@@ -95,7 +95,7 @@ class SuffixReader:
             if state > 0:
                 found.append((self.automaton, state, self.automaton.lengths[state]))
         found += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._follow() if cursor.state]
-        found.sort(key=_by_length)
+        found.sort(key=lambda context: -context[2])
         return found[:MAX_CONTEXTS]
 
     def _follow(self) -> list[SuffixCursor]:
@@ -106,10 +106,6 @@ class SuffixReader:
         for cursor in self.cursors:
             cursor.follow(self._text)
         return self.cursors
-
-
-def _by_length(context: Context) -> int:
-    return -context[2]
 
 
 INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step

@@ -361,9 +361,7 @@ class WeightsReader:
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:
         """The layer in 4 bits; None if the checkpoint holds it otherwise, or in parts that cannot run as one."""
         source = self._source
-        if not _stays_int4(source, self._types):
-            return None
-        if not all(source.is_quantized(role) for role, _ in plan.parts):
+        if not _stays_int4(source, self._types) or not all(source.is_quantized(role) for role, _ in plan.parts):
             return None
         parts = [read_int4(source, role) for role, _ in plan.parts] if _runs_as_one(plan, source) else []
         if len({part.scale_type for part in parts}) != 1:
