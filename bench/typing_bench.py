@@ -59,7 +59,7 @@ def find_stretch(place: str, keys: int) -> Stretch:
 def _first_statement(function: ast.FunctionDef) -> int:
     """Line number (from 1) of the first statement that is not a docstring."""
     documented = ast.get_docstring(function) is not None and len(function.body) > 1
-    return function.body[documented].lineno
+    return function.body[1 if documented else 0].lineno
 
 
 @dataclass(slots=True)

@@ -108,6 +108,8 @@ def _with_fixed_paths(value: Any, kind: Any) -> Any:
         found = {name: _with_fixed_paths(inner, kind.model_fields[name].annotation) for name, inner in value.items()}
         models = _MODELS if kind is EngineConfig else ()
         return found | {name: _fixed(value[name]) for name in models if _is_file(value.get(name))}
+    if isinstance(value, list | tuple) and get_origin(kind) is tuple:
+        return [_with_fixed_paths(inner, get_args(kind)[0]) for inner in value]
     return _fixed(value) if isinstance(value, str) and _is_path(kind) else value
 
 

@@ -65,7 +65,7 @@ def read_arm(given: Mapping[str, Any]) -> tuple[ArmRequest, list[Problem]]:
     if not isinstance(own["body"], dict):
         found.append((("body",), "must be a mapping"))
     try:
-        json.dumps(own["body"], allow_nan=False)
+        json.dumps(own["body"], allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         found.append((("body",), f"cannot be sent as JSON ({error})"))
     rest = {name: value for name, value in given.items() if name not in ("prediction", "session", "body")}

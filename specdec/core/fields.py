@@ -37,7 +37,6 @@ MAX_NAME = 1024  # characters of a name that a caller chooses: a session, a salt
 MAX_BIAS = 1e4  # logits; far above any logit, and far below what overflows a float32 sum
 INT31, UINT32, UINT64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1
 UTF8 = "must be text that UTF-8 can hold"
-NAME_RULE = f"at most {MAX_NAME} characters of text that UTF-8 can hold"
 
 
 class Kind:

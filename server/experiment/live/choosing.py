@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+
+import numpy as np
 
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
@@ -33,7 +34,7 @@ def unit_key(unit: Unit, principal: Principal, request: Request) -> str | None:
         return principal.scoped(request.session) if request.session else None
     if unit == "user":
         return principal.name or None
-    ids = struct.pack(f"<{len(request.prompt_ids)}I", *request.prompt_ids)
+    ids = np.asarray(request.prompt_ids, "<u4").tobytes()
     return blake2b(ids, digest_size=16).hexdigest()
 
 
