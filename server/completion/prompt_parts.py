@@ -308,7 +308,7 @@ def _chunks(breaks: list[LineBreak], end: int, largest: int) -> list[LineBreak]:
     """The places at which chunks start: the rare ones, and the rarest ones inside chunks that are too large."""
     found: list[LineBreak] = []
     starts = [i for i, b in enumerate(breaks) if i == 0 or b.level >= CHUNK_LEVEL]
-    for a, b in pairwise([*starts, len(breaks)]):
+    for a, b in pairwise([*starts, len(breaks)] if starts else []):
         found += _parted(breaks[a:b], breaks[b].at if b < len(breaks) else end, largest)
     return found
 
