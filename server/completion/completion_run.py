@@ -11,7 +11,7 @@ from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Star
 
 
 class CompletionRun:
-    """A request's events, and the text and end of sample 0. Use it as ``with closing(...)``."""
+    """A request's events, and the text and end of sample 0. Whoever starts it closes it."""
 
     def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
         """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix

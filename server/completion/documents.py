@@ -39,7 +39,7 @@ class OffsetUnit(StrEnum):
         return len(text.encode(encoding, "surrogatepass")) // width
 
 
-# And bytes of a unit
+# By unit, the codec and its bytes of a unit
 _ENCODINGS = {
     OffsetUnit.CODE_POINT: ("utf-32-le", 4), OffsetUnit.UTF16: ("utf-16-le", 2), OffsetUnit.UTF8: ("utf-8", 1)
 }  # fmt: skip

@@ -86,7 +86,7 @@ def read_flat_tools(body: Body, kinds: Sequence[str | None], schema: str) -> lis
     the API's own maker can run.
     """
     tools: list[dict[str, Any]] = []
-    names: list[str] = []  # empty: left out
+    names: list[str] = []  # "" for a tool that is left out
     for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if given.text("type") not in kinds:
             body.warn(f"tools[{i}]", "is not served here, and was ignored")

@@ -120,15 +120,15 @@ def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
 
 
 def _settings(parsed: LlamaRequest, seed: int | None) -> dict[str, Any]:
-    sampling, stopping = parsed.request.sampling, parsed.request.stopping
+    sampling = parsed.request.sampling
     return {
         "seed": seed,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "n_predict": -1 if stopping.max_tokens is None else stopping.max_tokens,
-        "stop": stopping.stop,
+        "n_predict": parsed.n_predict,
+        "stop": parsed.request.stopping.stop,
         "speculation": parsed.request.speculation.mode,
     }
 
@@ -249,9 +249,9 @@ def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
 async def health(call: Call) -> None:
     """Whether a request would be accepted now."""
     state, is_ready = call.server.state()
-    if call.model.gate.is_closed:
-        raise DrainingError
     if not is_ready:  # of a ready engine, the tokenizer is still loading
+        if call.model.gate.is_closed:
+            raise DrainingError
         raise EngineDeadError("Loading model" if state in ("loading", "ready") else f"not ready: {state}")
     await call.reply(200, {"status": "ok"})
 

@@ -128,6 +128,7 @@ class LlamaRequest:
     stream: bool
     return_tokens: bool
     response_fields: tuple[str, ...] | None  # paths (``timings/prompt_n``), the answer's only keys; None: all of it
+    n_predict: int  # as the client gave it, without tokens that heal the prompt's end; -1: no limit
     notes: Mapping[str, Any]  # further fields of the answer
 
 
@@ -208,7 +209,9 @@ async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
 
 def _parsed(call: Call, fields: RequestFields, request: Request) -> LlamaRequest:
     own = fields.own
-    return LlamaRequest(request, own["stream"], own["return_tokens"], own.get("response_fields"), call.notes())
+    limit = fields.engine.get("stopping.max_tokens", -1)
+    paths = own.get("response_fields")
+    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit, call.notes())
 
 
 _PROMPT_RULE = "must be text, a list of token ids, or a list of both"

@@ -78,6 +78,8 @@ def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
     n_known = len(body.violations.found)
     names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
+    if not names and len(body.violations.found) > n_known:
+        return None  # a choice among tools that cannot be read says nothing more
     tools: list[dict[str, Any]] = body.raw("tools") if names else []
     check_names(body, names, "function.name")
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None

@@ -19,9 +19,9 @@ from server.lsp.documents import (
     Project,
     Settings,
     folders_of,
+    may_suggest,
     plain,
     read_settings,
-    served,
 )
 from server.lsp.inline_edits import InlineEdits
 from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
@@ -193,7 +193,7 @@ class Completer:
         return types.CompletionList(is_incomplete=True, items=[item])
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
-        return served(document, self.settings) and (invoked or self.settings.mode == "auto")
+        return may_suggest(document, self.settings) and (invoked or self.settings.mode == "auto")
 
     def _request(
         self, document: OpenDocument, place: int, menu: types.SelectedCompletionInfo | None = None

@@ -159,7 +159,7 @@ class OpenDocument:
         self.name = name  # for the server and the model
         self._unit = unit
         self._content = SyncedText(text, unit)
-        self._log: deque[tuple[int, pb.TextEdit]] = deque(maxlen=LOGGED)  # edits, each after the revision it changes
+        self._log: deque[tuple[int, pb.TextEdit]] = deque(maxlen=LOGGED)  # (revision before the edit, edit)
         # Identifies this very text in the process, so a server's copy stays valid after the document is reopened.
         self.revision = next(_REVISIONS)
         self.touched = 0  # index of the last change or completion
@@ -310,8 +310,8 @@ class DocumentTable:
         return found
 
 
-def served(document: OpenDocument, settings: Settings) -> bool:
-    """Whether the settings allow to suggest anything in a document."""
+def may_suggest(document: OpenDocument, settings: Settings) -> bool:
+    """Whether the settings allow suggestions in a document."""
     return (
         settings.mode != "off"
         and document.language not in settings.disabled_languages

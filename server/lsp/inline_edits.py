@@ -14,7 +14,7 @@ import grpc
 from lsprotocol import types
 
 from server.completion.documents import MAX_CHARACTERS
-from server.lsp.documents import DocumentTable, OpenDocument, Settings, secret, served
+from server.lsp.documents import DocumentTable, OpenDocument, Settings, may_suggest, secret
 from server.lsp.session import Notices, SessionLink, setup_of
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
@@ -250,7 +250,7 @@ class InlineEdits:
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
         settings, model = self.settings, self._link.model
-        if not (settings.next_edits and served(document, settings)) or len(document.text) > MAX_CHARACTERS:
+        if not (settings.next_edits and may_suggest(document, settings)) or len(document.text) > MAX_CHARACTERS:
             return False
         if not settings.edit_model and model and trained_form(model) is None:
             self._notices.edits(f"the model {model} is not trained on next edits; name one that is in editModel")

@@ -171,6 +171,7 @@ def test_bug_relative_paths_in_settings_are_those_of_the_command(
         "indexes": {"mine": "mine.index"}, "threads": 2,
     }  # fmt: skip
     server = {"keys_file": "keys.yaml", "capture_dir": "/captured/{replica}", "drain_s": 3}
+    server["experiments"] = {"folder": "/kept/{replica}", "start": ["plan.yaml", "~/plan.yaml"]}
     named: Any = {"draft": {"target": "org/other", "draft_head": "./head"}, "auto": {"draft": "auto", "indexes": None}}
     named["auto"]["speculation"] = {"trace_file": "trace.{replica}"}
     model = {**CODER, "key_file": "key", "settings": {"engine": engine, "server": server, "engines": named}}
@@ -180,7 +181,8 @@ def test_bug_relative_paths_in_settings_are_those_of_the_command(
         "target": f"{tmp_path}/org/model", "draft": f"{tmp_path}/draft.gguf",
         "kv_disk_folder": f"{tmp_path}/disk/{{replica}}", "indexes": {"mine": f"{tmp_path}/mine.index"},
     }  # fmt: skip
-    assert found["server"] == server | {"keys_file": f"{tmp_path}/keys.yaml"}
+    started = {"folder": "/kept/{replica}", "start": [f"{tmp_path}/plan.yaml", "~/plan.yaml"]}
+    assert found["server"] == server | {"keys_file": f"{tmp_path}/keys.yaml", "experiments": started}
     assert found["engines"]["draft"] == {"target": "org/other", "draft_head": f"{tmp_path}/head"}
     trace = {"trace_file": f"{tmp_path}/trace.{{replica}}"}
     assert found["engines"]["auto"] == {"draft": "auto", "indexes": None, "speculation": trace}

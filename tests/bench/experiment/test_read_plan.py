@@ -67,6 +67,7 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         ("priority: 3", "priority: high", "line 7: arms.auto.request.priority: .*whole number"),
         ("priority: 3", "body: 3", "line 7: arms.auto.request.body: must be a mapping"),
         ("priority: 3", "body: {a: .nan}", "line 7: arms.auto.request.body: cannot be sent as JSON"),
+        ("priority: 3", 'body: {a: "\\ud800"}', "line 7: arms.auto.request.body: cannot be sent as JSON"),
         ("priority: 3", "body: {a: 2026-01-02}", "line 7: arms.auto.request.body: cannot be sent as JSON"),
         ("    request:\n", "    url: ftp://x\n    request:\n", "line 5: arms.auto.url: 'ftp://x' is neither"),
         ("    request:\n", "    engine: {max_batch: 3}\n    request:\n", "line 5: arms.auto.engine: .*live"),

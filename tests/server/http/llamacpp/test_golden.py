@@ -14,6 +14,7 @@ from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND
 from tests.server.http.harness import Server, events
 from tests.server.http.tabby.book_server import book_server
+from tests.server.several_models import several
 
 LINE = BOOK[AT : BOOK.index("\n", AT)]
 HEAD = BOOK[BOOK.rindex("\n", 0, AT) + 1 : AT]
@@ -69,6 +70,7 @@ def test_llama_vscode(server: Server) -> None:
     typed(one)
     assert one["content"].startswith(LINE)
     assert one["timings"]["predicted_n"] > 0
+    assert one["generation_settings"]["n_predict"] == VSCODE["n_predict"]
     assert (
         one["tokens_cached"] == one["timings"]["prompt_n"] + one["timings"]["cache_n"] + one["timings"]["predicted_n"]
     )
@@ -146,3 +148,10 @@ def test_health_reports_a_shutdown() -> None:
         server.run(server.serving.models.first.gate.drain(0))
         response = server.client.get("/health")
         assert (response.status_code, response.json()["error"]["reason"]) == (503, "draining")
+
+
+def test_health_is_that_of_the_server() -> None:
+    """While one of several models drains, the others take requests."""
+    with several() as server:
+        server.serving.models.first.gate.close()
+        assert [server.client.get(path).status_code for path in ("/readyz", "/health")] == [200, 200]
