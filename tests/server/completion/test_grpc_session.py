@@ -257,7 +257,7 @@ async def test_streams_end_when_the_engine_crashes_and_when_the_server_drains() 
         await server.serving.client.engine.wait_ready()
         editor = Editor(server)
         await editor.set_up(cache=slow)
-        server.serving.models.first.gate._closed = True
+        server.serving.models.first.gate.close()
         await editor.ask(text=TEXT, offset=AT)
         assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE
 
@@ -307,7 +307,7 @@ class Draining:
 
     @property
     def in_flight(self) -> int:
-        self._gate._closed = True
+        self._gate.close()
         return 0
 
 
