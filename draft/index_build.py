@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,16 +183,31 @@ def build_index(
         header = former.header
         if sources == IndexSources(header.roots, header.only, header.exclude):
             return BuildReport(len(text.files), 0, text.size, path.stat().st_size, written=False)
-    tokens = np.concatenate(text.parts)
     progress("sorting", 0, 1)
-    suffixes = suffix_array(tokens)
+    size = _write(path, sources, tokenizer, text.parts, text.files)
     progress("sorting", 1, 1)
+    return BuildReport(len(text.files), text.n_read, text.size, size, written=True)
+
+
+def index_texts(path: Path, texts: Iterable[np.ndarray], tokenizer: Tokenizer) -> int:
+    """Write the index of ``texts`` ([tokens] each), which are no files, to ``path``; returns its size in bytes.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    end = np.array([tokenizer.vocab_size], np.uint32)
+    return _write(path, IndexSources(()), tokenizer, [part for text in texts for part in (text, end)], [])
+
+
+def _write(
+    path: Path, sources: IndexSources, tokenizer: Tokenizer, parts: Seq[np.ndarray], files: Seq[IndexedFile]
+) -> int:
+    tokens = np.concatenate(parts).astype(np.uint32)
     made_of = {
         "fingerprint": tokenizer.fingerprint, "separator": tokenizer.vocab_size,
         "roots": sources.roots, "only": sources.only, "exclude": sources.exclude,
     }  # fmt: skip
-    size = write_index(path, made_of, tokens, suffixes, text.files)
-    return BuildReport(len(text.files), text.n_read, len(tokens), size, written=True)
+    return write_index(path, made_of, tokens, suffix_array(tokens), files)
 
 
 class _Text:

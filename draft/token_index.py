@@ -26,7 +26,6 @@ MAGIC = b"specdec index 1\n"
 _LENGTH = struct.Struct("<II")  # bytes of the header, and their CRC-32
 _ALIGN = 16  # bytes
 MAX_CONTEXT_TOKENS = 32  # tokens of a context that are looked up; a longer match predicts no better
-MIN_CONTEXT_TOKENS = 2  # tokens; nearly anything follows a single token
 SAMPLES = 16  # occurrences that are inspected of a more frequent context
 
 Span = tuple["TokenIndex", int, int, int, int]
@@ -123,18 +122,18 @@ class TokenIndex:
 
     def match(self, context: Seq[int]) -> list[Span]:
         """The longest suffix of ``context`` in the text, and suffixes of half and a quarter of its length that occur
-        more often. Longest first; none below `MIN_CONTEXT_TOKENS`."""
+        more often. Longest first."""
         context = context[-MAX_CONTEXT_TOKENS:]
         if not context or max(context) >= self.header.separator or min(context) < 0:
             return []
         window = struct.pack(f">{len(context)}I", *context)
         low, high, length = self._longest(context, window)
         found: list[Span] = []
-        while length >= MIN_CONTEXT_TOKENS:
+        while length:
             if not found or high - low > found[-1][2] - found[-1][1]:
                 found.append((self, low, high, length, -1))
             length //= 2
-            if length >= MIN_CONTEXT_TOKENS:
+            if length:
                 low = self._lower(context[-length], window[-4 * length :])
                 high = self._upper(context[-length], window[-4 * length :], low)
         return found
@@ -142,13 +141,13 @@ class TokenIndex:
     def _longest(self, context: Seq[int], window: bytes) -> tuple[int, int, int]:
         """(low, high, length): entries of the suffix array that begin with the longest suffix of ``context``.
 
-        Length 0: no suffix of at least `MIN_CONTEXT_TOKENS` occurs. window: the bytes of ``context``.
+        Length 0: not even the last token occurs. window: the bytes of ``context``.
         """
         data, text, suffixes = self._map, self._text, self.suffixes
         best = length = 0
-        least, most = MIN_CONTEXT_TOKENS, len(context)  # the lengths that are still in question
+        least, most = 1, len(context)  # the lengths that are still in question
         while least <= most:
-            middle = min(2 * (least - 1), (least + most) // 2)  # most matches are short
+            middle = min(2 * least - 1, (least + most) // 2)  # most matches are short
             pattern = window[-4 * middle :]
             low = self._lower(context[-middle], pattern)
             start = text + 4 * suffixes[low] if low < len(suffixes) else 0

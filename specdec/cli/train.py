@@ -14,8 +14,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("train-head")
-@click.option("--kind", type=click.Choice(["head", "model"]), default="head", show_default=True,
-              help="A new EAGLE-3 head, or a small model that exists.")  # fmt: skip
+@click.option("--kind", type=click.Choice(["head", "model", "index"]), default="head", show_default=True,
+              help="A new EAGLE-3 head, a small model that exists, or an index of the texts.")  # fmt: skip
 @click.option("--draft", help="The small model, for --kind model; of the target's vocabulary.")
 @click.option("--rank", type=click.IntRange(min=0), default=16, show_default=True,
               help="For --kind model: of the matrices added to its own (LoRA); 0: train all weights.")  # fmt: skip
@@ -48,7 +48,8 @@ def train_head_command(
     threads: int,
     cache_dir: Path,
 ) -> None:
-    """Train an EAGLE-3 head or a draft model for a target, on texts that the target writes itself.
+    """Make a drafter for a target from texts that the target writes itself: train an EAGLE-3 head or a draft model, or
+    index the texts.
 
     \b
     specdec train-head --target smollm2-135m --out head --texts ~/docs --hours 8
@@ -56,6 +57,9 @@ def train_head_command(
     \b
     specdec train-head --kind model --target qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --out draft --texts ~/src
     specdec serve --target qwen2.5-coder-1.5b --draft draft
+    \b
+    specdec train-head --kind index --target smollm2-135m --out answers --tokens 1000000
+    specdec serve --target smollm2-135m --index own=answers/answers.index
     """
     from specdec.cli.progress_bar import LiveLine, ProgressBar
     from specdec.training.session import TrainingPlan, train_drafter
@@ -63,7 +67,8 @@ def train_head_command(
     if (kind == "model") != (draft is not None):
         raise click.UsageError("--draft: --kind model needs the small model to train, and a head takes none")
     plan = TrainingPlan(
-        target, out, data or out / "texts", given, tokens, hours, passes, draft, rank, threads, cache_dir
-    )
+        target, out, data or out / "texts", given, tokens, hours, passes, draft, rank, threads, cache_dir,
+        index=kind == "index",
+    )  # fmt: skip
     with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:
         train_drafter(plan, line.note, line.show, progress)

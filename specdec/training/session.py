@@ -16,6 +16,7 @@ import torch
 from bench.workloads.prompts import chat, edits, humaneval
 from bench.workloads.workload import WorkloadUnavailableError
 from draft.head_checkpoint import is_head, usual_aux_layers
+from draft.index_build import index_texts
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
@@ -62,6 +63,7 @@ class TrainingPlan:
     rank: int = 16  # of what is added to a draft model's matrices; 0: all of its weights are trained
     threads: int = 0  # 0: one per core
     cache_dir: Path = EngineConfig.model_fields["cache_dir"].default
+    index: bool = False  # write an index of the texts, and train nothing
 
 
 def engine_config(plan: TrainingPlan) -> EngineConfig:
@@ -124,11 +126,15 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
             f"--target: {plan.target} has a context of {shape.max_context} tokens, and a training needs "
             f"{config.max_context}; name another model"
         )
-    parts = build_parts(config, progress, aux_layers=() if plan.draft else usual_aux_layers(shape.n_layers))
+    parts = build_parts(
+        config, progress, aux_layers=() if plan.draft or plan.index else usual_aux_layers(shape.n_layers)
+    )
     draft = _draft_checkpoint(plan, parts.tokenizer, progress) if plan.draft else None
     benchmarks = list(benchmark_prompts(parts.tokenizer, note))
     collect(plan, parts, files, benchmarks, note, show, deadline_s)
-    if plan.passes == 0:
+    if plan.index:
+        write_answers(plan, parts, note)
+    if plan.index or plan.passes == 0:
         return
     with locked(plan.data / "lock", "--data"), locked(plan.out / "lock", "--out"):
         texts = list(TextStore(plan.data, _weights(parts)).read())
@@ -176,7 +182,7 @@ def collect(
     collector = Collector(Engine(parts), tokenizer, store, held_out, given_prompts(files, tokenizer))
     if collector.n_tokens >= plan.tokens:
         return
-    if plan.passes and collector.n_texts and (plan.out / "checkpoint.pt").exists():
+    if plan.passes and not plan.index and collector.n_texts and (plan.out / "checkpoint.pt").exists():
         note(
             f"texts: {collector.n_tokens:,} tokens, on which the training has begun; give another --out to collect more"
         )
@@ -186,6 +192,15 @@ def collect(
     store.close()
     if reason:
         note(f"texts: {collector.n_tokens:,} tokens, and no more can be collected: {reason}")
+
+
+def write_answers(plan: TrainingPlan, parts: EngineParts, note: Say) -> None:
+    """Write `answers.index`, of all collected texts."""
+    with locked(plan.out / "lock", "--out"):
+        texts = [text.tokens[text.lead :] for text in TextStore(plan.data, _weights(parts)).read()]
+        path = plan.out / "answers.index"
+        size = index_texts(path, texts, parts.tokenizer)
+    note(f"{path}: {sum(map(len, texts)):,} tokens, {size / 1e6:.1f} MB")
 
 
 def train(

@@ -103,17 +103,20 @@ def kill_after_a_checkpoint(words: Sequence[str], out: Path, delay_s: float, bef
     killed.wait()
 
 
-def check_drafts(folder: Path, drafter: str) -> None:
-    """The engine with the trained drafter, `head` or `model`: most tokens are accepted; the text is the target's.
+def check_drafts(path: Path, drafter: str) -> None:
+    """The engine with the drafter at ``path``, the folder of a `head` or a `model`, or the file of an `index`: most
+    tokens are accepted; the text is the target's.
 
-    Whoever can read its configuration can read its weights.
+    Whoever can read a folder's configuration can read its weights.
     """
-    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+    if path.is_dir():
+        assert (path / "model.safetensors").stat().st_mode == (path / "config.json").stat().st_mode
     speculation = SpeculationConfig(drafters=(drafter,), profile_s=0, width=1, max_depth=4, max_nodes=4)
-    head, model = (str(folder), None) if drafter == "head" else (None, str(folder))
+    head, model = (str(path) if drafter == name else None for name in ("head", "model"))
+    indexes = {"answers": path} if drafter == "index" else {}
     config = EngineConfig(
-        target=str(permuting_target()), draft_head=head, draft=model, cache_dir=CACHE, threads=1, kv_tokens=1024,
-        max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
+        target=str(permuting_target()), draft_head=head, draft=model, indexes=indexes, cache_dir=CACHE, threads=1,
+        kv_tokens=1024, max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
     )  # fmt: skip
     engine = build_engine(config)
     wish = SpeculationParams(SpeculationMode.ON, (drafter,), 4, 4, 1)
