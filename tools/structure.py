@@ -39,7 +39,7 @@ PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
     "modules": 331,
-    "lines": 81_500,
+    "lines": 80_800,
     "largest": 700,
     "cycles": 0,
     "step": 20,
