@@ -195,9 +195,11 @@ def collect(
 
 
 def write_answers(plan: TrainingPlan, parts: EngineParts, note: Say) -> None:
-    """Write `answers.index`, of all collected texts."""
+    """Write `answers.index`, of all collected texts. Raises TrainingError if there is none."""
     with locked(plan.out / "lock", "--out"):
         texts = [text.tokens[text.lead :] for text in TextStore(plan.data, _weights(parts)).read()]
+        if not texts:
+            raise TrainingError("--hours: over before a text was complete; run again with more")
         path = plan.out / "answers.index"
         size = index_texts(path, texts, parts.tokenizer)
     note(f"{path}: {sum(map(len, texts)):,} tokens, {size / 1e6:.1f} MB")

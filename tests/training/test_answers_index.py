@@ -19,3 +19,10 @@ def test_an_index_of_the_texts_drafts(data: Path, tmp_path: Path) -> None:
     assert index.header.tokens == 120 * (63 + 1)  # all but the lead's token of each, and one after it
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.index", "lock"]  # nothing was trained
     check_drafts(index.path, "index")
+
+
+def test_no_text_is_no_index(tmp_path: Path) -> None:
+    words = ["train-head", "--kind", "index", "--target", str(permuting_target()), "--hours", "1e-9"]
+    result = CliRunner().invoke(cli, [*words, "--out", str(tmp_path), "--threads", "1"])
+    assert "--hours: over before a text was complete" in result.stderr
+    assert not (tmp_path / "answers.index").exists()
