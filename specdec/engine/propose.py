@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -53,8 +54,10 @@ class Drafting:
     `PAUSE_STEPS` steps decode plainly.
     """
 
-    def __init__(self, manager: DrafterManager, controller: Controller) -> None:
-        self._manager, self.controller, self._clock = manager, controller, time.perf_counter
+    def __init__(
+        self, manager: DrafterManager, controller: Controller, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._manager, self.controller, self._clock = manager, controller, clock
         self._rest = self._rested = 0  # steps that need no decision, and those taken since the last one
         self._resting: list[Sequence] | None = None  # the sequences for which that holds; None: any
 

@@ -283,8 +283,8 @@ def test_all_grammars_of_a_step_share_one_time_budget(monkeypatch: pytest.Monkey
     usual = run_all(engine(), requests)
     monkeypatch.setattr(GrammarState, "mask", slow)
     monkeypatch.setattr(Drafting, "_lawful", noted)
-    ours = tiny_engine(parts())
-    ours._speculation.drafting._clock = lambda: now[0]
+    drafting = functools.partial(Drafting, clock=lambda: now[0])
+    ours = tiny_engine(dataclasses.replace(parts(), drafting=drafting))
     for request in requests:
         ours.submit(request)
     events: list[RequestEvent] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -90,44 +92,39 @@ def test_bug_a_place_behind_the_last_long_line_is_that_line() -> None:
     assert _half_a_line(source, 0.9) == ("a = 1\n" + "b" * 21, "\n" + "c = 2\n" * 3)
 
 
-async def test_a_refused_ask_ends_the_typing() -> None:
-    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
+BOOK_STRETCH = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
+
+
+@contextlib.asynccontextmanager
+async def book_client() -> AsyncIterator[Client]:
+    """A client of a ready server whose model knows `BOOK`."""
     serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()
-        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client, asyncio.timeout(10):
-            with pytest.raises(CallError, match=r"INVALID_ARGUMENT: ask 1 was refused: .*cache\.salt"):
-                await type_in_session(client, stretch, TypingPlan(), "x" * 5000)
+        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
+            yield client
     finally:
         await serving.stop()
+
+
+async def test_a_refused_ask_ends_the_typing() -> None:
+    async with book_client() as client, asyncio.timeout(10):
+        with pytest.raises(CallError, match=r"INVALID_ARGUMENT: ask 1 was refused: .*cache\.salt"):
+            await type_in_session(client, BOOK_STRETCH, TypingPlan(), "x" * 5000)
 
 
 async def test_bug_an_answer_that_does_not_come_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typing_bench, "_SETTLE_S", 0.0)
-    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
-    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
-    addresses = await serving.start()
-    try:
-        await serving.wait_ready()
-        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
-            with pytest.raises(BenchError, match="book: no answer to the last key within 0 s"):
-                await type_in_session(client, stretch, TypingPlan(keys_per_s=200.0), "")
-    finally:
-        await serving.stop()
+    async with book_client() as client:
+        with pytest.raises(BenchError, match="book: no answer to the last key within 0 s"):
+            await type_in_session(client, BOOK_STRETCH, TypingPlan(keys_per_s=200.0), "")
 
 
 async def test_typing_what_the_model_would_say() -> None:
     """Every key is answered in the end, and the session continues earlier suggestions."""
-    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
-    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=BOOKS, policy=quick_policy())
-    addresses = await serving.start()
-    try:
-        await serving.wait_ready()
-        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
-            log = await type_in_session(client, stretch, TypingPlan(keys_per_s=200.0), "")
-    finally:
-        await serving.stop()
+    async with book_client() as client:
+        log = await type_in_session(client, BOOK_STRETCH, TypingPlan(keys_per_s=200.0), "")
     assert len(log.pressed_s) == 8
     assert len(log.waits_ms()) == 8
     assert all(wait >= 0 for wait in log.waits_ms())
