@@ -134,7 +134,8 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
     collect(plan, parts, files, benchmarks, note, show, deadline_s)
     if plan.index:
         write_answers(plan, parts, note)
-    if plan.index or plan.passes == 0:
+        return
+    if plan.passes == 0:
         return
     with locked(plan.data / "lock", "--data"), locked(plan.out / "lock", "--out"):
         texts = list(TextStore(plan.data, _weights(parts)).read())
