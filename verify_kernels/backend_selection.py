@@ -54,7 +54,10 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
         try:
             library = load_library(cache_dir)
             return Kernels(
-                "native", lambda: NativeBackend(library, threads), NativeSampling(library), NativePacking(library)
+                "native",
+                lambda: NativeBackend(library, threads),
+                NativeSampling(library, threads),
+                NativePacking(library),
             )
         except KernelError as error:
             if choice == "native":

@@ -159,14 +159,14 @@ class SamplingKernels(Protocol):
     count as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
     """
 
-    def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
+    def greedy(self, logits: Tensor) -> NDArray[np.int32]:
         """The lowest id of the largest logit per row, nothing else applied; int32 [rows]."""
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> NDArray[np.int32]:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
         """The token each row takes; int32 [rows]."""
 
     def children(
-        self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
+        self, logits: Tensor, rows: Sequence[RowSampling], width: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The best ``width`` <= 64 tokens by z + noise under the row's filters (by logit when greedy), best first.
 
@@ -175,7 +175,7 @@ class SamplingKernels(Protocol):
         """
 
     def logprobs(
-        self, logits: Tensor, tokens: NDArray[np.int32], top: int, threads: int
+        self, logits: Tensor, tokens: NDArray[np.int32], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
         """log softmax of the logits as they are: of ``tokens`` int32 [rows], and the best ``top`` <= 20 per row.
 

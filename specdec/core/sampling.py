@@ -149,9 +149,8 @@ class Sampler:
     Target and drafters use the same kernels and the same noise, so acceptance is exact.
     """
 
-    def __init__(self, kernels: SamplingKernels, threads: int) -> None:
+    def __init__(self, kernels: SamplingKernels) -> None:
         self._kernels = kernels
-        self._threads = threads
 
     def sample(
         self, logits: Tensor, rows: Sequence[RowSampling], top_logprobs: Sequence[int | None] | None = None
@@ -168,9 +167,9 @@ class Sampler:
         if not rows:
             return SampledRows([], [])
         if all(row.edits is None and row.policy.temperature == 0 for row in rows):
-            tokens = self._kernels.greedy(logits, self._threads)
+            tokens = self._kernels.greedy(logits)
         else:
-            tokens = self._kernels.sample(logits, rows, self._threads)
+            tokens = self._kernels.sample(logits, rows)
         if top_logprobs is None or all(top is None for top in top_logprobs):
             return SampledRows(tokens.tolist(), [None] * len(rows))
         return SampledRows(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs))
@@ -189,7 +188,7 @@ class Sampler:
             raise ValueError(f"width: must be within 1 to {MAX_WIDTH}, got {width}")
         if not rows:
             return []
-        ids, values = self._kernels.children(logits, rows, width, self._threads)
+        ids, values = self._kernels.children(logits, rows, width)
         return [_pairs(i, v) for i, v in zip(ids, values, strict=True)]
 
     def _logprobs(
@@ -203,7 +202,7 @@ class Sampler:
         if not 0 <= min(tops) <= max(tops) <= MAX_LOGPROBS:
             raise ValueError(f"top_logprobs: must be within 0 to {MAX_LOGPROBS}, got {max(tops)}")
         chosen_rows = logits if len(wanted) == len(tokens) else logits[wanted]
-        chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], max(tops), self._threads)
+        chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], max(tops))
         for at, r in enumerate(wanted):
             top = top_logprobs[r]
             best = _pairs(ids[at, :top], values[at, :top])

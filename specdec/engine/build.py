@@ -313,7 +313,7 @@ def assemble(
         _LOG.warning(said, max_context, config.max_context)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     decoder = platform.target_decoder(target, pages, max_context, aux_layers)
-    sampler = Sampler(platform.sampling, threads)
+    sampler = Sampler(platform.sampling)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, aux_layers, progress)
     drafters = builder.build(head)
     kv_dtype, weight_bytes = _DTYPE_NAMES[platform.kv_dtype], budget.weight_bytes

@@ -263,7 +263,7 @@ def _verify_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
 def _sample(kernels: TritonSampling, logits: Tensor, row: RowSampling) -> Pairs:
     found, rows = [], [row] * len(logits)
     for each in (kernels, ReferenceSampling()):
-        tokens = each.sample(logits, rows, 1)
-        arrays = (tokens, *each.children(logits, rows, 4, 1), *each.logprobs(logits, tokens, TOP, 1))
+        tokens = each.sample(logits, rows)
+        arrays = (tokens, *each.children(logits, rows, 4), *each.logprobs(logits, tokens, TOP))
         found.append([torch.from_numpy(array) for array in arrays])
     return zip(*found, strict=True)

@@ -50,7 +50,7 @@ class Loop:
         )  # fmt: skip
         pool = KvPool(head.config.model, pages)
         network = HeadNetwork(head, native_backend(), pool, max_rows=max_rows, max_positions=POSITIONS)
-        self.drafter = HeadDrafter(network, Sampler(ReferenceSampling(), 1))
+        self.drafter = HeadDrafter(network, Sampler(ReferenceSampling()))
         self.kv = KvCacheManager(pages, prefix_cache=True, partial_blocks=False)
 
     def admit(self, prompt: list[int], *, begin: bool = True) -> Sequence:

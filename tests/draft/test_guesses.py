@@ -56,7 +56,7 @@ class Drafting:
     ) -> None:
         self.decoder = CountingDecoder(decoder("target"), max_rows)
         vocab = self.decoder.inner.config.vocab_size
-        self.drafter = ModelDrafter(self.decoder, Sampler(kernels().sampling, 2), vocab)  # type: ignore[arg-type]
+        self.drafter = ModelDrafter(self.decoder, Sampler(kernels().sampling), vocab)  # type: ignore[arg-type]
         self.drafter._table = guesses
         self.kv = KvCacheManager(40, prefix_cache=False)
         self.sequences = [self.begin(text, params) for text in texts]

@@ -217,7 +217,7 @@ def test_filters_and_noise_of_the_request_apply(make_loop: Callable[..., Loop]) 
     assert tokens(1, 9.0, ()) != tokens(2, 9.0, ())
     reference = loop.reference()
     slots = reference.committed(sequence.tokens, loop.plain(sequence.tokens)[1])
-    sampler = Sampler(ReferenceSampling(), 1)
+    sampler = Sampler(ReferenceSampling())
     for depth, token in enumerate(tokens(1, 9.0, ())):  # the noise of the very position the token will occupy
         logits = torch.full((1, VOCAB_SIZE), -1e31).index_copy_(1, torch.tensor(ids), slots[-1].logits[None])
         policy = SamplingPolicy(seed=1, temperature=9.0)

@@ -195,7 +195,7 @@ TAILS = 3  # texts that the drafter of the following tests can read without thei
 def tail_drafter(fim: Any = None) -> ModelDrafter:
     """A drafter with pages 28 and up for texts without their starts."""
     pages = range(28, 28 + TAILS * TAIL_PAGES)
-    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2), 384, tail_pages=pages, fim=fim)
+    return ModelDrafter(decoder("target"), Sampler(kernels().sampling), 384, tail_pages=pages, fim=fim)
 
 
 def paged_sequence(kv: KvCacheManager, tokens: list[int]) -> Sequence:
@@ -413,7 +413,7 @@ def test_a_token_beyond_the_drafts_vocabulary_affects_only_its_request() -> None
 
 @cache
 def _lone() -> ModelDrafter:
-    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2), decoder("target").config.vocab_size)
+    return ModelDrafter(decoder("target"), Sampler(kernels().sampling), decoder("target").config.vocab_size)
 
 
 def lone_drafter() -> ModelDrafter:
@@ -453,7 +453,7 @@ def test_tokens_outside_a_truncated_table_are_not_proposed(temperature: float, e
     cut = VocabularyCut(loaded.tokenizer.fingerprint, ids)
     small = load_model(str(folders()["target"]), dtype="int8", cache_dir=CACHE.expanduser(), cut=cut)
     drafter = ModelDrafter(
-        decoder_of(small), Sampler(kernels().sampling, 2), loaded.config.vocab_size, small.weights.output_ids
+        decoder_of(small), Sampler(kernels().sampling), loaded.config.vocab_size, small.weights.output_ids
     )
     sequence = make_sequence(list(range(30)))
     kv = KvCacheManager(40, prefix_cache=False)

@@ -57,7 +57,7 @@ def drafter() -> Recording:
         config, loaded.weights, kernels().backend(), KvPool(config, 120, torch.float32),
         max_rows=ROWS, max_logit_rows=ROWS, max_positions=500,
     )  # fmt: skip
-    return Recording(decoder, Sampler(kernels().sampling, 2), VOCAB)
+    return Recording(decoder, Sampler(kernels().sampling), VOCAB)
 
 
 @functools.cache

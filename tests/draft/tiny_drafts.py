@@ -239,7 +239,7 @@ def rejected(done: list[Finished], least: int = 20) -> int:
 def cross_drafter(name: str = "other", pages: int = 40) -> CrossVocabularyDrafter:
     """A drafter outside any engine, with an empty pool."""
     return CrossVocabularyDrafter(
-        decoder(name, pages), Sampler(kernels().sampling, 2), model("target").tokenizer, model(name).tokenizer, VOCAB, 8
+        decoder(name, pages), Sampler(kernels().sampling), model("target").tokenizer, model(name).tokenizer, VOCAB, 8
     )
 
 

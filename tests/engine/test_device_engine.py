@@ -142,7 +142,7 @@ def test_trees_and_batches_change_no_token(names: tuple[str, ...], kv_dtype: str
 
 def test_the_cpu_accepts_where_the_gpus_kernels_are_wrong() -> None:
     parts, tokens = device_parts(), plain("sampled").tokens
-    sampler = Sampler(ReferenceSampling(), 1)
+    sampler = Sampler(ReferenceSampling())
     parts = dataclasses.replace(parts, verifier=None, sampler=sampler, drafters=[FanDrafter(SMALL.vocab_size)])
     (fan,) = parts.drafters
     assert isinstance(fan, FanDrafter)

@@ -177,8 +177,8 @@ def test_plain_layers_stand_in_for_every_weight(dtype: str) -> None:
     assert float((outs[0] - outs[1]).abs().max() / outs[1].abs().max()) < (0.15 if dtype == "fp8" else 1e-2)
 
 
-def wrong_token(self: TritonSampling, logits: Any, rows: Any, threads: int) -> Any:
-    return ReferenceSampling().sample(logits, rows, threads) + 1
+def wrong_token(self: TritonSampling, logits: Any, rows: Any) -> Any:
+    return ReferenceSampling().sample(logits, rows) + 1
 
 
 def wrong_path(*args: Any, **named: Any) -> None:

@@ -199,54 +199,53 @@ _NO_EDITS = bytes(72)  # the edits of a row of sampling_view.h that has none
 
 
 class NativeSampling:
-    """C++ kernels of `csrc/sampling.cpp`; ``library`` is what `load_library` returned.
+    """C++ kernels of `csrc/sampling.cpp`; ``library`` is what `load_library` returned. ``threads`` share the rows.
 
     Rows are packed into one contiguous array per call; arrays they point to live in their `SequenceEdits`, which the
     caller's rows keep alive for the call.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library, self._threads = library, threads
 
-    def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
+    def greedy(self, logits: Tensor) -> NDArray[np.int32]:
         """Argmax per row."""
         tokens = np.empty(logits.shape[0], np.int32)
-        self._library.sd_sample_greedy(*_where(logits, threads), tokens.ctypes.data)
+        self._library.sd_sample_greedy(*self._where(logits), tokens.ctypes.data)
         return tokens
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> NDArray[np.int32]:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
         """One token per row."""
         tokens = np.empty(len(rows), np.int32)
         records, path = _pack(rows)
-        self._library.sd_sample_rows(*_where(logits, threads), records, path.ctypes.data, tokens.ctypes.data)
+        self._library.sd_sample_rows(*self._where(logits), records, path.ctypes.data, tokens.ctypes.data)
         return tokens
 
     def children(
-        self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
+        self, logits: Tensor, rows: Sequence[RowSampling], width: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
         ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
         records, path = _pack(rows)
         self._library.sd_sample_children(
-            *_where(logits, threads), records, path.ctypes.data, width, ids.ctypes.data, values.ctypes.data
+            *self._where(logits), records, path.ctypes.data, width, ids.ctypes.data, values.ctypes.data
         )
         return ids, values
 
     def logprobs(
-        self, logits: Tensor, tokens: NDArray[np.int32], top: int, threads: int
+        self, logits: Tensor, tokens: NDArray[np.int32], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
         """log softmax of the unprocessed logits."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         chosen = np.empty(len(tokens))
         ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))
         self._library.sd_sample_logprobs(
-            *_where(logits, threads), tokens.ctypes.data, top, chosen.ctypes.data, ids.ctypes.data, values.ctypes.data
+            *self._where(logits), tokens.ctypes.data, top, chosen.ctypes.data, ids.ctypes.data, values.ctypes.data
         )
         return chosen, ids, values
 
-
-def _where(logits: Tensor, threads: int) -> tuple[int, int, int, int, int]:
-    return logits.data_ptr(), logits.stride(0), logits.shape[0], logits.shape[1], threads
+    def _where(self, logits: Tensor) -> tuple[int, int, int, int, int]:
+        return logits.data_ptr(), logits.stride(0), logits.shape[0], logits.shape[1], self._threads
 
 
 def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:

@@ -19,7 +19,7 @@ Values = NDArray[np.float64]
 
 
 class TritonSampling:
-    """Logits may lie on any device; ``threads`` means nothing here. For steps that must not wait, see `sampling`.
+    """Logits may lie on any device. For steps that must not wait, see `sampling`.
 
     plan_of: how rows of a vocabulary are cut, which changes no result.
     """
@@ -29,14 +29,14 @@ class TritonSampling:
         self._plan_of = plan_of
         self._workspaces: dict[int, SamplingWorkspace] = {}
 
-    def greedy(self, logits: Tensor, threads: int) -> Ids:
+    def greedy(self, logits: Tensor) -> Ids:
         """Argmax per row."""
         here, workspace = self._prepare(logits)
         tokens = self._ids(here.shape[0])
         sampling.greedy(here, workspace, tokens)
         return _host(tokens)
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> Ids:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Ids:
         """One token per row."""
         if not rows:
             return np.zeros(0, np.int32)
@@ -46,7 +46,7 @@ class TritonSampling:
         sampling.sample(here, table, SamplingNeeds.of(rows), workspace, tokens)
         return _host(tokens)
 
-    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int) -> tuple[Ids, Values]:
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Ids, Values]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
         ids, values = self._ids(len(rows), width), self._values(len(rows), width)
         if rows and width:
@@ -55,7 +55,7 @@ class TritonSampling:
             sampling.children(here, table, SamplingNeeds.of(rows), workspace, ids, values)
         return _host(ids), _host(values)
 
-    def logprobs(self, logits: Tensor, tokens: Ids, top: int, threads: int) -> tuple[Values, Ids, Values]:
+    def logprobs(self, logits: Tensor, tokens: Ids, top: int) -> tuple[Values, Ids, Values]:
         """log softmax of the unprocessed logits."""
         rows = len(tokens)
         chosen, ids, values = self._values(rows), self._ids(rows, top), self._values(rows, top)

@@ -86,7 +86,7 @@ def choose(decodings: list[Decoding], nodes: list[Node], implementation: Impleme
     paths = [n.path[:-1] if implementation.reads_parent else n.path for n in nodes]
     contexts = [decodings[n.owner].context(path) for n, path in zip(nodes, paths, strict=True)]
     logits = decodings[0].problem.model.logits(contexts)
-    for node, token in zip(nodes, Sampler(implementation.kernels, 1).sample(logits, rows).tokens, strict=True):
+    for node, token in zip(nodes, Sampler(implementation.kernels).sample(logits, rows).tokens, strict=True):
         node.choice = token
 
 
@@ -160,7 +160,7 @@ def coupled_children(draft: TableModel, width: int) -> Propose:
     def propose(decodings: list[Decoding], level: list[Node], implementation: Implementation) -> list[list[int]]:
         rows = [implementation.rekey(decodings[n.owner].row(n.path), len(n.path)) for n in level]
         logits = draft.logits([decodings[n.owner].context(n.path) for n in level])
-        children = Sampler(implementation.kernels, 1).children(logits, rows, width)
+        children = Sampler(implementation.kernels).children(logits, rows, width)
         return [[token for token, _ in found] for found in children]
 
     return propose

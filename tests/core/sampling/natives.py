@@ -10,10 +10,10 @@ from verify_kernels.cpu.library import SOURCES, load_library
 from verify_kernels.cpu.native_backend import NativeSampling
 
 
-def native_sampling() -> NativeSampling:
+def native_sampling(threads: int = 1) -> NativeSampling:
     """The native sampler as it is served."""
     need_compiler()
-    return NativeSampling(load_library(CACHE))
+    return NativeSampling(load_library(CACHE), threads)
 
 
 def broken_native(folder: Path, file: str, right: str, wrong: str) -> NativeSampling:
@@ -22,13 +22,13 @@ def broken_native(folder: Path, file: str, right: str, wrong: str) -> NativeSamp
     text = (folder / file).read_text()
     assert text.count(right) == 1, f"{file} no longer holds {right!r} once: bring the mutant up to date"
     (folder / file).write_text(text.replace(right, wrong))
-    return NativeSampling(compile_library(folder, folder / "sampling.so"))
+    return NativeSampling(compile_library(folder, folder / "sampling.so"), 1)
 
 
 def portable_native(folder: Path) -> NativeSampling:
     """The native sampler for any processor of this architecture, with none of this one's vector instructions."""
     _copy_sources(folder)
-    return NativeSampling(compile_library(folder, folder / "sampling.so", None))
+    return NativeSampling(compile_library(folder, folder / "sampling.so", None), 1)
 
 
 def _copy_sources(folder: Path) -> None:

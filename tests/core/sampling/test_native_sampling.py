@@ -20,13 +20,13 @@ from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingKernels, Samp
 WIDTHS = (1, 3, 20)
 
 
-def everything(kernels: SamplingKernels, case: Case, threads: int = 1) -> list[bytes]:
+def everything(kernels: SamplingKernels, case: Case) -> list[bytes]:
     """Return all outputs of a kernel set for a case, as bytes."""
-    tokens = kernels.sample(case.logits, case.rows, threads)
-    results = [tokens, kernels.greedy(case.logits, threads)]
+    tokens = kernels.sample(case.logits, case.rows)
+    results = [tokens, kernels.greedy(case.logits)]
     for width in WIDTHS:
-        results += kernels.children(case.logits, case.rows, width, threads)
-        results += kernels.logprobs(case.logits, tokens, width, threads)
+        results += kernels.children(case.logits, case.rows, width)
+        results += kernels.logprobs(case.logits, tokens, width)
     return [np.ascontiguousarray(result).tobytes() for result in results]
 
 
@@ -69,22 +69,22 @@ def test_short_cuts_find_the_brute_force_winner_many_times() -> None:
     """Three thousand unfiltered draws over 2,000 tokens: a bound too tight by a little loses a winner sometimes."""
     logits = torch.randn(1, 2000, generator=torch.Generator().manual_seed(1)).expand(3000, 2000)
     rows = [RowSampling(SamplingPolicy(seed=5), position) for position in range(3000)]
-    native, reference = native_sampling().sample(logits, rows, 2), ReferenceSampling().sample(logits, rows, 1)
+    native, reference = native_sampling().sample(logits, rows), ReferenceSampling().sample(logits, rows)
     assert native.tolist() == reference.tolist()
 
 
 @settings(max_examples=40)
 @given(cases())
 def test_a_row_does_not_depend_on_the_others_nor_on_threads(case: Case) -> None:
-    native = native_sampling()
-    whole = native.sample(case.logits, case.rows, 2).tolist()
-    ids, values = native.children(case.logits, case.rows, 5, 2)
-    chosen, top_ids, top_values = native.logprobs(case.logits, np.asarray(whole, np.int32), 5, 3)
+    native, many = native_sampling(), native_sampling(threads=3)
+    whole = many.sample(case.logits, case.rows).tolist()
+    ids, values = many.children(case.logits, case.rows, 5)
+    chosen, top_ids, top_values = many.logprobs(case.logits, np.asarray(whole, np.int32), 5)
     for r, row in enumerate(case.rows):
         alone = case.logits[r : r + 1]
-        token = native.sample(alone, [row], 1)
-        one_ids, one_values = native.children(alone, [row], 5, 1)
-        one_chosen, one_top, one_top_values = native.logprobs(alone, token, 5, 1)
+        token = native.sample(alone, [row])
+        one_ids, one_values = native.children(alone, [row], 5)
+        one_chosen, one_top, one_top_values = native.logprobs(alone, token, 5)
         assert token.tolist() == whole[r : r + 1]
         assert (one_ids.tobytes(), one_values.tobytes()) == (ids[r].tobytes(), values[r].tobytes())
         assert one_chosen.tobytes() == chosen[r].tobytes()
@@ -96,15 +96,15 @@ def test_rows_may_be_strided() -> None:
     rows = [RowSampling(SamplingPolicy(seed=9, top_p=0.9), 3)] * 4
     native = native_sampling()
     apart, together = padded[:, :300], padded[:, :300].contiguous()
-    assert native.sample(apart, rows, 1).tolist() == native.sample(together, rows, 1).tolist()
+    assert native.sample(apart, rows).tolist() == native.sample(together, rows).tolist()
 
 
 def test_the_first_child_is_the_sampled_token() -> None:
     logits = torch.randn(200, 300, generator=torch.Generator().manual_seed(2)) * 2
     rows = [RowSampling(SamplingPolicy(seed=r, top_k=20, temperature=0.8), r) for r in range(200)]
     for kernels in (native_sampling(), ReferenceSampling()):
-        ids, _ = kernels.children(logits, rows, 3, 1)
-        assert ids[:, 0].tolist() == kernels.sample(logits, rows, 1).tolist()
+        ids, _ = kernels.children(logits, rows, 3)
+        assert ids[:, 0].tolist() == kernels.sample(logits, rows).tolist()
 
 
 @pytest.mark.parametrize("make", [native_sampling, ReferenceSampling])
@@ -113,7 +113,7 @@ def test_a_row_of_dead_logits_has_no_token(make: Callable[[], SamplingKernels]) 
     logits = torch.stack([torch.full((70,), torch.nan), torch.full((70,), -torch.inf), torch.zeros(70)])
     for temperature in (0.0, 1.0):
         rows = [RowSampling(SamplingPolicy(seed=0, temperature=temperature, top_p=0.9), 0)] * 3
-        tokens = kernels.sample(logits, rows, 1)
+        tokens = kernels.sample(logits, rows)
         assert tokens[:2].tolist() == [NO_TOKEN, NO_TOKEN]
         assert tokens[2] != NO_TOKEN
 

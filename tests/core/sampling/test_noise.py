@@ -65,7 +65,7 @@ def test_native_noise_decides_like_the_reference_near_ties(seed: int, position: 
         logits[:, 0] = 0
         logits[others - 1, others] = alive = tie + steps * np.spacing(np.maximum(np.abs(tie), np.abs(first)))
         expected = np.where(alive + noise > first, others, 0)
-        assert native_sampling().sample(torch.from_numpy(logits), rows, 1).tolist() == expected.tolist()
+        assert native_sampling().sample(torch.from_numpy(logits), rows).tolist() == expected.tolist()
 
 
 def test_noise_of_a_token_does_not_depend_on_the_other_tokens() -> None:

@@ -67,7 +67,7 @@ def test_sampling_is_the_argmax_of_z_plus_noise() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
     policy = SamplingPolicy(seed=77, temperature=0.5)
     expected = int(np.argmax(logits[0].numpy() / np.float32(0.5) + gumbel(77, 12, np.arange(500))))
-    assert REFERENCE.sample(logits, [RowSampling(policy, 12)], 1).tolist() == [expected]
+    assert REFERENCE.sample(logits, [RowSampling(policy, 12)]).tolist() == [expected]
 
 
 def test_penalties_bias_and_masks_apply_in_order() -> None:
@@ -95,7 +95,7 @@ def test_dead_logits_are_excluded_and_large_ones_count_as_1e30() -> None:
 
 def test_logprobs_are_log_softmax_best_first_lower_id_among_equals() -> None:
     logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(4)).round(decimals=1) * 4
-    chosen, ids, values = REFERENCE.logprobs(logits, np.asarray([7, 8, 9], np.int32), 20, 1)
+    chosen, ids, values = REFERENCE.logprobs(logits, np.asarray([7, 8, 9], np.int32), 20)
     expected = torch.log_softmax(logits.double(), -1)
     best, order = torch.sort(expected, stable=True, dim=-1, descending=True)
     assert ids.tolist() == order[:, :20].tolist()
@@ -105,9 +105,9 @@ def test_logprobs_are_log_softmax_best_first_lower_id_among_equals() -> None:
 
 def test_childrens_logprobs_are_of_the_filtered_distribution() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]]))
-    ids, values = REFERENCE.children(logits, [RowSampling(SamplingPolicy(seed=1, top_k=2), 0)], 4, 1)
+    ids, values = REFERENCE.children(logits, [RowSampling(SamplingPolicy(seed=1, top_k=2), 0)], 4)
     found = {token: value for token, value in zip(ids[0].tolist(), values[0].tolist(), strict=True) if token >= 0}
     assert found == pytest.approx({0: math.log(2 / 3), 1: math.log(1 / 3)}, abs=1e-6)
-    ids, values = REFERENCE.children(logits, [RowSampling(SamplingPolicy(seed=1, temperature=0), 0)], 3, 1)
+    ids, values = REFERENCE.children(logits, [RowSampling(SamplingPolicy(seed=1, temperature=0), 0)], 3)
     assert ids[0].tolist() == [0, 1, 2]
     assert np.exp(values[0]) == pytest.approx([0.5, 0.25, 0.125], abs=1e-6)

@@ -72,7 +72,7 @@ def test_logprobs_are_returned_if_requested_and_from_the_raw_logits() -> None:
     logits = torch.zeros(3, 20)
     logits[:, 7] = 4.0
     rows = [sequence(temperature=0.0, logit_bias=((2, 50.0),)).row(0, (), 0)] * 3
-    sampled = Sampler(ReferenceSampling(), 1).sample(logits, rows, [None, 0, 2])
+    sampled = Sampler(ReferenceSampling()).sample(logits, rows, [None, 0, 2])
     expected = torch.log_softmax(logits[0].double(), 0)
     assert sampled.tokens == [2, 2, 2]
     none, chosen, top = sampled.logprobs
@@ -88,14 +88,14 @@ def test_logprobs_are_returned_if_requested_and_from_the_raw_logits() -> None:
 def test_a_broken_row_affects_no_other() -> None:
     logits = torch.stack([torch.full((20,), torch.nan), torch.arange(20.0)])
     rows = [sequence(temperature=0.0).row(0, (), 0)] * 2
-    sampled = Sampler(ReferenceSampling(), 1).sample(logits, rows, [1, 1])
+    sampled = Sampler(ReferenceSampling()).sample(logits, rows, [1, 1])
     assert sampled.tokens == [NO_TOKEN, 19]
     assert sampled.logprobs[0] is None
     assert sampled.logprobs[1] is not None
 
 
 def test_the_sampler_rejects_unreadable_logits() -> None:
-    sampler, row = Sampler(ReferenceSampling(), 1), sequence().row(0, (), 0)
+    sampler, row = Sampler(ReferenceSampling()), sequence().row(0, (), 0)
     for logits in (
         torch.zeros(2, 20),
         torch.zeros(1, 20, dtype=torch.bfloat16),
@@ -114,7 +114,7 @@ def test_the_sampler_rejects_unreadable_logits() -> None:
 
 def test_children_are_distinct_and_at_most_as_many_as_the_filter_keeps() -> None:
     rows = [sequence(top_k=3).row(position, (), 0) for position in range(50)]
-    children = Sampler(ReferenceSampling(), 1).children(torch.randn(50, 20), rows, 5)
+    children = Sampler(ReferenceSampling()).children(torch.randn(50, 20), rows, 5)
     assert all(len(found) == 3 == len({token for token, _ in found}) for found in children)
 
 
@@ -161,7 +161,7 @@ def possible(row: Any) -> list[int]:
     logits = torch.from_numpy(np.arange(20, dtype=np.float32)[None] % 3 - 1)
     warm = row._replace(policy=SamplingPolicy(seed=1))
     for kernels in (ReferenceSampling(), native_sampling()):
-        (children,) = Sampler(kernels, 1).children(logits, [warm], 20)
+        (children,) = Sampler(kernels).children(logits, [warm], 20)
         assert sorted(token for token, _ in children) == left
     return left
 
@@ -181,7 +181,7 @@ def test_a_grammar_combines_with_penalties_bias_and_allowed_ids() -> None:
     assert {token: value for token, value in enumerate(z) if value != -np.inf} == {4: 1.5, 5: 1.0}
     assert possible(constrained(allowed_token_ids=(1, 19)).row(0, (), 0)) == []
     nothing = constrained(allowed_token_ids=(1,)).row(0, (), 0)
-    assert Sampler(ReferenceSampling(), 1).sample(torch.zeros(1, 20), [nothing]).tokens == [NO_TOKEN]
+    assert Sampler(ReferenceSampling()).sample(torch.zeros(1, 20), [nothing]).tokens == [NO_TOKEN]
 
 
 def test_a_ban_is_ignored_if_the_grammar_allows_nothing_else() -> None:

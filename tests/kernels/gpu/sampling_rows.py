@@ -38,12 +38,12 @@ def differences(
 ) -> list[str]:
     """Where ``kernels`` and the oracle differ in any bit."""
     oracle = ReferenceSampling()
-    tokens = oracle.sample(logits, rows, 1)
+    tokens = oracle.sample(logits, rows)
     requested = {
-        "sample": lambda k: (k.sample(logits, rows, 1),),
-        "greedy": lambda k: (k.greedy(logits, 1),),
-        "children": lambda k: k.children(logits, rows, width, 1),
-        "logprobs": lambda k: k.logprobs(logits, tokens, min(width, 20), 1),
+        "sample": lambda k: (k.sample(logits, rows),),
+        "greedy": lambda k: (k.greedy(logits),),
+        "children": lambda k: k.children(logits, rows, width),
+        "logprobs": lambda k: k.logprobs(logits, tokens, min(width, 20)),
     }
     found = {name: (requested[name](kernels), requested[name](oracle)) for name in only}
     return [f"{name}: {ours} is {theirs}" for name, (ours, theirs) in found.items() if not same(ours, theirs)]

@@ -101,11 +101,11 @@ def test_samples_of_a_flat_row(kernels: TritonSampling) -> None:
 def test_a_row_keeps_its_results_in_any_batch(kernels: TritonSampling) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2))
     rows = [row(seed=i, **how) for i, how in enumerate(FILTERS[1:5])]
-    whole, (ids, values) = kernels.sample(logits, rows, 1), kernels.children(logits, rows, 4, 1)
+    whole, (ids, values) = kernels.sample(logits, rows), kernels.children(logits, rows, 4)
     for i in range(4):
         alone = logits[i : i + 1]
-        assert kernels.sample(alone, rows[i : i + 1], 1).tolist() == whole[i : i + 1].tolist()
-        assert same(kernels.children(alone, rows[i : i + 1], 4, 1), (ids[i : i + 1], values[i : i + 1]))
+        assert kernels.sample(alone, rows[i : i + 1]).tolist() == whole[i : i + 1].tolist()
+        assert same(kernels.children(alone, rows[i : i + 1], 4), (ids[i : i + 1], values[i : i + 1]))
 
 
 def edited_rows(vocab: int) -> list[RowSampling]:
@@ -180,7 +180,7 @@ def test_a_table_serves_batch_after_batch(device: torch.device) -> None:
         for used in (needs, everything):  # more than is needed changes nothing
             tokens = torch.zeros(4, dtype=torch.int32, device=device)
             sampling.sample(logits.to(device), table, used, workspace, tokens)
-            expected = ReferenceSampling().sample(logits[: len(rows)], rows, 1).tolist()
+            expected = ReferenceSampling().sample(logits[: len(rows)], rows).tolist()
             assert tokens.tolist() == expected + [NO_TOKEN] * (4 - len(rows))
     assert needs != everything
 
@@ -193,7 +193,7 @@ def test_positions_may_be_written_on_the_device(device: torch.device) -> None:
     tokens = torch.zeros(3, dtype=torch.int32, device=device)
     sampling.sample(logits.to(device), table, SamplingNeeds(noise=True), workspace, tokens)
     rows = [row(position=2**40 + i) for i in range(3)]
-    assert tokens.tolist() == ReferenceSampling().sample(logits, rows, 1).tolist()
+    assert tokens.tolist() == ReferenceSampling().sample(logits, rows).tolist()
 
 
 @triton.jit
@@ -229,6 +229,6 @@ def test_a_too_large_vocabulary_is_rejected() -> None:
 
 def test_no_rows_are_no_work(kernels: TritonSampling) -> None:
     nothing = torch.zeros(0, 10)
-    assert kernels.sample(nothing, [], 1).shape == (0,)
-    assert kernels.children(nothing, [], 3, 1)[0].shape == (0, 3)
-    assert kernels.logprobs(torch.zeros(2, 10), np.zeros(2, np.int32), 0, 1)[0].shape == (2,)
+    assert kernels.sample(nothing, []).shape == (0,)
+    assert kernels.children(nothing, [], 3)[0].shape == (0, 3)
+    assert kernels.logprobs(torch.zeros(2, 10), np.zeros(2, np.int32), 0)[0].shape == (2,)

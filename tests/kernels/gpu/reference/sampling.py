@@ -87,7 +87,7 @@ def read_rows(table: SamplingTable) -> list[TableRow]:
 
 def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None:
     """As `sampling.greedy`."""
-    tokens.copy_(torch.from_numpy(ReferenceSampling().greedy(logits.cpu(), 1)))
+    tokens.copy_(torch.from_numpy(ReferenceSampling().greedy(logits.cpu())))
 
 
 def sample(
@@ -120,7 +120,7 @@ def logprobs(
     logits: Tensor, tokens: Tensor, workspace: SamplingWorkspace, chosen: Tensor, ids: Tensor, values: Tensor
 ) -> None:
     """As `sampling.logprobs`."""
-    results = ReferenceSampling().logprobs(logits.cpu(), tokens.cpu().numpy(), ids.shape[1], 1)
+    results = ReferenceSampling().logprobs(logits.cpu(), tokens.cpu().numpy(), ids.shape[1])
     for target, result in zip((chosen, ids, values), results, strict=True):
         target.copy_(torch.from_numpy(result))
 
