@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -179,7 +180,7 @@ def _stops(rules: TextRules) -> list[TextStop]:
     if rules.blank_line:
         stops.append(BlankLineStop())
     if rules.closers is not None:
-        stops.append(BracketStop(rules.closers, rules.quote))
+        stops.append(BracketStop(rules.closers, rules.quote, rules.suffix))
     if rules.suffix.strip():
         stops.append(SuffixStop(rules.suffix, rules.lead, rules.quote))
     return stops
@@ -352,29 +353,31 @@ CLOSING = frozenset(CLOSERS.values())
 class BracketStop(BlankRunStop):
     """Ends a text at a bracket that the text did not open.
 
-    closers: closing brackets that it may close all the same, in order. quote: as `TextRules.quote`. Brackets in strings
-    and comments do not count, but those opened there are remembered: the rule misses an end rather than cut off code
-    that was taken for a string.
+    closers: closing brackets that it may close all the same, in order. quote, suffix: as in `TextRules`. Brackets in
+    strings and comments do not count, but those opened there are remembered: the rule misses an end rather than cut off
+    code that was taken for a string.
     """
 
     reason = FinishReason.BRACKET
 
-    def __init__(self, closers: str, quote: str) -> None:
+    def __init__(self, closers: str, quote: str, suffix: str) -> None:
         super().__init__()
+        self._next = suffix.lstrip(" \t")[:1]
         self._open: list[str] = []  # closing brackets of the open ones, innermost last
         self._allowed = list(closers)
         self._quoted: list[str] = []  # the same for those opened in strings and comments
         self._reader = CodeReader(quote)
 
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it."""
+        """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it, unless it stands
+        right behind the text, as after an editor that closes brackets: then it keeps its line."""
         start, at = self._start, self._at
         self._track(char)
         is_code = self._reader.feed(char)
         if char in CLOSERS:
             (self._open if is_code else self._quoted).append(CLOSERS[char])
         elif is_code and char in CLOSING and not self._close(char):
-            return at if start is None else start
+            return at if start is None or char == self._next else start
         return None
 
     def _close(self, char: str) -> bool:
@@ -392,12 +395,13 @@ class BracketStop(BlankRunStop):
 
 
 DISTINCT_CHARACTERS = 6  # visible characters of a repetition that is no coincidence; shorter ones are frequent
+_LINE_BREAKS = re.compile("\n+")
 _TRAIL = frozenset(")]}>\"'`;:, \t")  # characters of a `SuffixAnchor.trail`
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixAnchor:
-    """The beginning of a suffix, by which its repetition is recognised."""
+    """The beginning of a suffix, by which its repetition is recognised: without blank lines and carriage returns."""
 
     text: str
     trail: bool
@@ -412,18 +416,18 @@ class SuffixAnchor:
 
         Empty if the suffix has no visible character. quote: as `TextRules.quote`.
         """
-        lines = suffix.splitlines(keepends=True)
+        lines = _LINE_BREAKS.sub("\n", suffix.replace("\r", "")).splitlines(keepends=True)
         closes = quote not in ("", "#") and suffix.startswith(quote)
         if not suffix.strip():
             return SuffixAnchor("", trail=False, closes=False)
-        if lines[0].strip() and _TRAIL.issuperset(lines[0].rstrip("\r\n")):
+        if lines[0].strip() and _TRAIL.issuperset(lines[0].rstrip("\n")):
             return SuffixAnchor(lines[0], trail=True, closes=closes)
         seen = 0
         for count, line in enumerate(lines, 1):
             seen += visible(line)
             if seen >= DISTINCT_CHARACTERS:
                 return SuffixAnchor("".join(lines[:count]), trail=False, closes=closes)
-        return SuffixAnchor(suffix, trail=False, closes=closes)
+        return SuffixAnchor("".join(lines), trail=False, closes=closes)
 
     def proven_by(self, length: int) -> bool:
         """Whether its first ``length`` characters at the end of a text suffice."""
@@ -439,6 +443,7 @@ def visible(text: str) -> int:
 
 class SuffixStop(TextStop):
     """Ends a text where it begins to repeat ``suffix``: searches the `SuffixAnchor` (Knuth, Morris and Pratt 1977).
+    Models often write fewer or more blank lines than follow, so these do not count.
 
     lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
     opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
@@ -452,15 +457,17 @@ class SuffixStop(TextStop):
         self._falls = _falls(self._anchor.text)
         self._matched = 0  # length of the longest prefix of the anchor that ends the text
         self._escaped = False  # whether a backslash precedes the next character
-        self._depths = [0]  # bracket depth before each character and at the end
+        self._last = ""  # character that counts
         self._at = -len(lead)
+        # Before each character that counts and at the end: bracket depth and place.
+        self._depths, self._places = [0], [self._at]
         for char in lead:
             self._advance(char)
 
     @property
     def safe(self) -> int:
         """The place where a possible repetition begins."""
-        return max(0, self._at - self._matched)
+        return self._begin(self._matched)
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
@@ -468,30 +475,34 @@ class SuffixStop(TextStop):
         anchor = self._anchor.text
         if not anchor or self._matched < len(anchor):
             return None
-        found = self._repeats(len(anchor))
-        place = max(0, self._at - len(anchor))
         self._matched = self._falls[-1]
-        return place if found else None
+        return self._begin(len(anchor)) if self._repeats(len(anchor)) else None
 
     def end(self) -> int | None:
         """Search for the longest prefix of the anchor that suffices."""
         length = self._matched
         while length:
             if self._anchor.proven_by(length) and self._repeats(length):
-                return max(0, self._at - length)
+                return self._begin(length)
             length = self._falls[length - 1]
         return None
 
+    def _begin(self, length: int) -> int:
+        """The place of the last ``length`` characters that count."""
+        return max(0, self._places[-1 - length])
+
     def _advance(self, char: str) -> None:
-        depth = self._depths[-1]
-        self._depths.append(depth + (char in CLOSERS) - (char in CLOSING))
         self._at += 1
+        if char == "\r" or char == self._last == "\n":
+            return
+        self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
+        self._places.append(self._at)
         anchor, matched = self._anchor.text, self._matched
         while matched and (matched == len(anchor) or anchor[matched] != char):
             matched = self._falls[matched - 1]
         begins = not (self._anchor.closes and self._escaped)
         self._matched = matched + 1 if anchor and anchor[matched] == char and (matched or begins) else 0
-        self._escaped = char == "\\" and not self._escaped
+        self._escaped, self._last = char == "\\" and not self._escaped, char
 
     def _repeats(self, length: int) -> bool:
         """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""

@@ -152,6 +152,10 @@ def test_brackets_of_real_code(rules: TextRules, text: str, left: str) -> None:
         ('"\n', 'hello"\n', "hello"),
         ("\n}", "if (a) {\n  b\n}\nc\n}", "if (a) {\n  b\n}\nc"),
         ("\n\n", "a\n\nb", "a\n\nb"),
+        ("\n\n\ndef sizes(folder):\n", "\n\ndef sizes(folder):\n    return", ""),  # blank lines do not count
+        ("\n\ndef sizes(folder):\n", "x = 1\n\n\n\ndef sizes(folder):\n", "x = 1"),
+        ("\na = 1\n\nb = 2\n", "x = 1\na = 1\nb = 2", "x = 1"),
+        ("\n\ndef sizes(folder):\n", "\n\n\n    def sizes(folder):\n", "\n\n\n    def sizes(folder):\n"),
         (" + b\n", "a + b", "a + b"),  # three visible characters may be chance
         ("\nabcabcabd\n", "abcabcabc\nabcabcabcabd\nabcabcabd\n", "abcabcabc\nabcabcabcabd"),
     ],
@@ -170,16 +174,16 @@ def test_white_space_before_a_repetition_is_cut_with_it() -> None:
 def test_the_suffix_is_found_at_its_first_occurrence(text: str, suffix: str) -> None:
     if not suffix.strip() or suffix.split("\n", maxsplit=1)[0].strip():
         return  # the rule of the cursor's line is another
-    lines, anchor = suffix.splitlines(keepends=True), ""
+    lines, anchor = re.sub("\n+", "\n", suffix).splitlines(keepends=True), ""
     while lines and len("".join(anchor.split())) < 6:
         anchor += lines.pop(0)
-    at = text.find(anchor)
-    if at >= 0:
-        assert cut(TextRules(suffix=suffix), text) == (text[:at], FinishReason.SUFFIX)
+    found = re.search(anchor.replace("\n", "\n+"), text)
+    if found is not None:
+        assert cut(TextRules(suffix=suffix), text) == (text[: found.start()], FinishReason.SUFFIX)
     else:
         left, reason = cut(TextRules(suffix=suffix), text)
         assert reason is None
-        rest = text[len(left) :]
+        rest = re.sub("\n+", "\n", text[len(left) :])
         assert anchor.startswith(rest)
         assert not rest or len("".join(rest.split())) >= 6
 
@@ -196,6 +200,20 @@ def test_of_simultaneous_rules_the_one_that_cuts_most_wins() -> None:
 )
 def test_a_bracket_that_ends_a_text_is_cut_with_the_repetition_that_it_ends(suffix: str, text: str, left: str) -> None:
     assert cut(TextRules(closers="", quote='"', suffix=suffix), text)[0] == left
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "left"),
+    [
+        ("}\n", "\n  return a;\n}\n\nb", "\n  return a;\n"),
+        (" }", " return a; }", " return a;"),
+        (")\n", "\r\n    a,\r\n)", "\r\n    a,\r\n"),
+        ("\n}\n", "return a;\n}\n", "return a;"),
+        (")", "a\n]", "a"),  # another bracket
+    ],
+)
+def test_a_bracket_on_a_line_of_its_own_stays_there(suffix: str, text: str, left: str) -> None:
+    assert cut(TextRules(closers="", suffix=suffix), text)[0] == left
 
 
 @pytest.mark.parametrize(
