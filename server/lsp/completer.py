@@ -189,6 +189,7 @@ class Completer:
         item = types.CompletionItem(
             label=text.strip().splitlines()[0], documentation=text, detail="specdec", command=items[0].command,
             text_edit=types.TextEdit(types.Range(start, params.position), text),
+            insert_text_mode=types.InsertTextMode.AsIs,  # the text has its file's indentation
         )  # fmt: skip
         return types.CompletionList(is_incomplete=True, items=[item])
 

@@ -77,10 +77,11 @@ async def test_the_greedy_text_is_first_and_texts_differ(sampled: str, offered: 
         ("x =", " 1\r\ny = 2", "1"),
     ],
 )
-async def test_a_menu_item_has_a_label(document: str, text: str, label: str) -> None:
+async def test_a_menu_item_has_a_label_and_is_inserted_unchanged(document: str, text: str, label: str) -> None:
     asked, _ = made(Answers(text), document)
     menu = await asked.list_one(types.CompletionParams(DOCUMENT, types.Position(0, len(document))))
     assert [item.label for item in menu.items] == [label]
+    assert menu.items[0].insert_text_mode is types.InsertTextMode.AsIs  # Emacs indents the lines of others once more
 
 
 @pytest.mark.parametrize("closed", [False, True])
