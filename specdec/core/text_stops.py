@@ -369,8 +369,8 @@ class BracketStop(BlankRunStop):
         self._reader = CodeReader(quote)
 
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it, unless it stands
-        right behind the text, as after an editor that closes brackets: then it keeps its line."""
+        """See `TextStop.feed`. A bracket that begins its line is cut off with the line break before it, unless it also
+        stands right behind the text, as in editors that close brackets: then it keeps its line."""
         start, at = self._start, self._at
         self._track(char)
         is_code = self._reader.feed(char)
