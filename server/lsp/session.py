@@ -144,7 +144,7 @@ class Notices:
             self._status(status)
 
 
-_LAST_WORD = re.compile(r"[ \t]*\w*\Z")
+_LAST_WORD = re.compile(r"\s*\w*\Z")
 _MAX_UNSENT = 64  # messages queued for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 

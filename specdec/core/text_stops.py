@@ -414,20 +414,16 @@ class SuffixAnchor:
     def of(suffix: str, quote: str) -> SuffixAnchor:
         """The marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters.
 
-        Empty if the suffix has no visible character. quote: as `TextRules.quote`.
+        suffix: with a visible character. quote: as `TextRules.quote`.
         """
         lines = _LINE_BREAKS.sub("\n", suffix.replace("\r", "")).splitlines(keepends=True)
-        closes = quote not in ("", "#") and suffix.startswith(quote)
-        if not suffix.strip():
-            return SuffixAnchor("", trail=False, closes=False)
-        if lines[0].strip() and _TRAIL.issuperset(lines[0].rstrip("\n")):
-            return SuffixAnchor(lines[0], trail=True, closes=closes)
-        seen = 0
-        for count, line in enumerate(lines, 1):
-            seen += visible(line)
-            if seen >= DISTINCT_CHARACTERS:
-                return SuffixAnchor("".join(lines[:count]), trail=False, closes=closes)
-        return SuffixAnchor("".join(lines), trail=False, closes=closes)
+        trail = bool(lines[0].strip()) and _TRAIL.issuperset(lines[0].rstrip("\n"))
+        text = ""
+        for line in lines:
+            text += line
+            if trail or visible(text) >= DISTINCT_CHARACTERS:
+                break
+        return SuffixAnchor(text, trail=trail, closes=quote not in ("", "#") and suffix.startswith(quote))
 
     def proven_by(self, length: int) -> bool:
         """Whether its first ``length`` characters at the end of a text suffice."""
@@ -472,11 +468,11 @@ class SuffixStop(TextStop):
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
         self._advance(char)
-        anchor = self._anchor.text
-        if not anchor or self._matched < len(anchor):
+        length = len(self._anchor.text)
+        if self._matched < length:
             return None
         self._matched = self._falls[-1]
-        return self._begin(len(anchor)) if self._repeats(len(anchor)) else None
+        return self._begin(length) if self._repeats(length) else None
 
     def end(self) -> int | None:
         """Search for the longest prefix of the anchor that suffices."""
@@ -501,7 +497,7 @@ class SuffixStop(TextStop):
         while matched and (matched == len(anchor) or anchor[matched] != char):
             matched = self._falls[matched - 1]
         begins = not (self._anchor.closes and self._escaped)
-        self._matched = matched + 1 if anchor and anchor[matched] == char and (matched or begins) else 0
+        self._matched = matched + 1 if anchor[matched] == char and (matched or begins) else 0
         self._escaped, self._last = char == "\\" and not self._escaped, char
 
     def _repeats(self, length: int) -> bool:

@@ -37,8 +37,8 @@ def say(live: LiveSession, ask_id: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("generated", "given"),
     [
-        ("one two thr", "one two"), ("one two ", "one two"), ("one, two.", "one, two."), ("line\n  ne", "line\n"),
-        ("Wör", None), ("", None),
+        ("one two thr", "one two"), ("one two ", "one two"), ("one, two.", "one, two."), ("line\n  ne", "line"),
+        ("line\n", "line"), ("\n  ne", None), ("Wör", None), ("", None),
     ],
 )  # fmt: skip
 async def test_at_the_limit_the_partial_answer_is_cut_at_a_word(generated: str, given: str | None) -> None:
