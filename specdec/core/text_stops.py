@@ -396,40 +396,7 @@ class BracketStop(BlankRunStop):
 
 DISTINCT_CHARACTERS = 6  # visible characters of a repetition that is no coincidence; shorter ones are frequent
 _LINE_BREAKS = re.compile("\n+")
-_TRAIL = frozenset(")]}>\"'`;:, \t")  # characters of a `SuffixAnchor.trail`
-
-
-@dataclass(frozen=True, slots=True)
-class SuffixAnchor:
-    """The beginning of a suffix, by which its repetition is recognised: without blank lines and carriage returns."""
-
-    text: str
-    trail: bool
-    """It is the rest of the cursor's line, only closing brackets and marks: it counts only if the text is as deep in
-    brackets as at its start."""
-    closes: bool
-    """It begins with the mark that closes the string in which the text begins."""
-
-    @staticmethod
-    def of(suffix: str, quote: str) -> SuffixAnchor:
-        """The marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters.
-
-        suffix: with a visible character. quote: as `TextRules.quote`.
-        """
-        lines = _LINE_BREAKS.sub("\n", suffix.replace("\r", "")).splitlines(keepends=True)
-        trail = bool(lines[0].strip()) and _TRAIL.issuperset(lines[0].rstrip("\n"))
-        text = ""
-        for line in lines:
-            text += line
-            if trail or visible(text) >= DISTINCT_CHARACTERS:
-                break
-        return SuffixAnchor(text, trail=trail, closes=quote not in ("", "#") and suffix.startswith(quote))
-
-    def proven_by(self, length: int) -> bool:
-        """Whether its first ``length`` characters at the end of a text suffice."""
-        part = self.text[:length]
-        few = self.trail or self.closes or length == len(self.text)
-        return bool(part.strip()) and (few or visible(part) >= DISTINCT_CHARACTERS)
+_TRAIL = frozenset(")]}>\"'`;:, \t")  # closing brackets, and marks that may follow them
 
 
 def visible(text: str) -> int:
@@ -438,8 +405,9 @@ def visible(text: str) -> int:
 
 
 class SuffixStop(TextStop):
-    """Ends a text where it begins to repeat ``suffix``: searches the `SuffixAnchor` (Knuth, Morris and Pratt 1977).
-    Models often write fewer or more blank lines than follow, so these do not count.
+    """Ends a text where it begins to repeat ``suffix``, which has a visible character: searches its *anchor* (Knuth,
+    Morris and Pratt 1977), the marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible
+    characters. Models often write fewer or more blank lines than follow, so these do not count, nor carriage returns.
 
     lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
     opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
@@ -449,8 +417,17 @@ class SuffixStop(TextStop):
     reason = FinishReason.SUFFIX
 
     def __init__(self, suffix: str, lead: str, quote: str) -> None:
-        self._anchor = SuffixAnchor.of(suffix, quote)
-        self._falls = _falls(self._anchor.text)
+        lines = _LINE_BREAKS.sub("\n", suffix.replace("\r", "")).splitlines(keepends=True)
+        # The anchor is only closing brackets and marks: it counts if the text is as deep in brackets as at its start
+        self._trail = bool(lines[0].strip()) and _TRAIL.issuperset(lines[0].rstrip("\n"))
+        # It begins with the mark that closes the string in which the text begins
+        self._closes = quote not in ("", "#") and suffix.startswith(quote)
+        self._anchor = ""
+        for line in lines:
+            self._anchor += line
+            if self._trail or visible(self._anchor) >= DISTINCT_CHARACTERS:
+                break
+        self._falls = _falls(self._anchor)
         self._matched = 0  # length of the longest prefix of the anchor that ends the text
         self._escaped = False  # whether a backslash precedes the next character
         self._last = ""  # character that counts
@@ -468,7 +445,7 @@ class SuffixStop(TextStop):
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
         self._advance(char)
-        length = len(self._anchor.text)
+        length = len(self._anchor)
         if self._matched < length:
             return None
         self._matched = self._falls[-1]
@@ -478,7 +455,9 @@ class SuffixStop(TextStop):
         """Search for the longest prefix of the anchor that suffices."""
         length = self._matched
         while length:
-            if self._anchor.proven_by(length) and self._repeats(length):
+            part = self._anchor[:length]
+            suffices = self._trail or self._closes or part == self._anchor or visible(part) >= DISTINCT_CHARACTERS
+            if suffices and part.strip() and self._repeats(length):
                 return self._begin(length)
             length = self._falls[length - 1]
         return None
@@ -493,10 +472,10 @@ class SuffixStop(TextStop):
             return
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at)
-        anchor, matched = self._anchor.text, self._matched
+        anchor, matched = self._anchor, self._matched
         while matched and (matched == len(anchor) or anchor[matched] != char):
             matched = self._falls[matched - 1]
-        begins = not (self._anchor.closes and self._escaped)
+        begins = not (self._closes and self._escaped)
         self._matched = matched + 1 if anchor[matched] == char and (matched or begins) else 0
         self._escaped, self._last = char == "\\" and not self._escaped, char
 
@@ -504,7 +483,7 @@ class SuffixStop(TextStop):
         """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""
         depths = self._depths[-1 - length :]
         outside = depths[0] <= 0
-        return outside if self._anchor.trail else outside or min(depths) >= depths[0]
+        return outside if self._trail else outside or min(depths) >= depths[0]
 
 
 def _falls(pattern: str) -> list[int]:
