@@ -254,6 +254,21 @@ async def test_a_suggestion_that_is_typed_by_hand_is_not_dismissed(tmp_path: Pat
         await nvim.until("return notified", ["Show", "Show", "Dismiss", "Show"])
 
 
+async def test_a_suggestion_follows_what_is_typed_while_the_menu_is_open(tmp_path: Path) -> None:
+    behind_a = {"line": 0, "character": 1}
+    async with editing(tmp_path, b"a\nabc\n") as nvim:
+        await nvim.call("nvim_command", "set completeopt=menuone,noselect")
+        await nvim.lua(ANSWER, "textDocument/inlineCompletion", "bcd", {"start": behind_a, "end": behind_a})
+        await nvim.type("A")
+        await nvim.until(GHOST, "bcd")
+        await nvim.type("<C-x><C-n>")
+        await nvim.until("return vim.fn.pumvisible()", 1)
+        await nvim.type("b")
+        await nvim.until("return specdec.suggestion()", "cd")
+        await nvim.type("<Tab>")
+        await nvim.until(TEXT, "abcd\nabc")
+
+
 async def test_a_word_has_letters_beyond_ascii(tmp_path: Path) -> None:
     async with editing(tmp_path, b"ab\n") as nvim:
         await nvim.lua(ANSWER, "textDocument/inlineCompletion", "größe = 1")

@@ -395,7 +395,9 @@ end
 
 local function attach(options)
   local group = vim.api.nvim_create_augroup('specdec', { clear = true })
-  vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChanged', 'TextChangedI', 'CursorMoved', 'CursorMovedI' }, {
+  vim.api.nvim_create_autocmd({
+    'InsertEnter', 'TextChanged', 'TextChangedI', 'TextChangedP', 'CursorMoved', 'CursorMovedI',
+  }, {
     group = group,
     callback = function(event)
       local tick = vim.api.nvim_buf_get_changedtick(event.buf)
