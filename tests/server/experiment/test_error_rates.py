@@ -16,7 +16,7 @@ from server.experiment.config import Stopping
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import sequential_ratio
 from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ranks, quantile_ratio_bounds
-from server.experiment.stats.samples import sample_block_length
+from server.experiment.stats.samples import TwoArmSample, sample_block_length
 from tests.server.experiment.samples import SHAPES, lognormal
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
@@ -85,6 +85,21 @@ def test_a_a_experiments_raise_no_more_alarms_than_alpha() -> None:
 @pytest.mark.timeout(1800)
 def test_a_a_experiments_raise_no_more_alarms_than_alpha_in_a_thousand() -> None:
     assert max(false_alarms(1000, 100)) <= most(1000, ALPHA)
+
+
+def test_bug_means_of_few_keys_of_very_unequal_sizes_raise_no_more_alarms_than_alpha() -> None:
+    """Twenty users, of whom a few send most requests; each has a speed of its own."""
+    rng = np.random.default_rng(3)
+    alarms, runs = 0, 400
+    for _ in range(runs):
+        sizes = np.minimum(200, 1 + 5 * rng.pareto(1.2, 20)).astype(int)
+        units = np.repeat(np.arange(20), sizes)
+        values = rng.lognormal(rng.normal(0, 0.5, 20)[units], 0.5)
+        in_b = units % 2 == 1
+        sample = TwoArmSample((values[~in_b], values[in_b]), (units[~in_b], units[in_b]), 20)
+        interval = compare_means(sample).ratio(ALPHA)
+        alarms += not interval.low <= 1 <= interval.high
+    assert alarms <= most(runs, ALPHA)
 
 
 @pytest.mark.parametrize("rule", ["fixed", "always_valid"])
