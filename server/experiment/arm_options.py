@@ -46,7 +46,7 @@ def read_options(given: Mapping[str, Any], allowed: Sequence[str]) -> tuple[ArmO
     """
     spelled = given.get("speculation", {})
     speculation = spelled if isinstance(spelled, Mapping) else {"mode": spelled}
-    speculation = {str(k): _mode(v) if k == "mode" else v for k, v in speculation.items() if v is not None}
+    speculation = {str(k): v for k, v in speculation.items() if v is not None}
     plain = {name: given[name] for name in allowed if given.get(name) is not None}
     unknown: list[Place] = [(name,) for name in given if name not in ("speculation", *allowed)]
     unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
@@ -69,8 +69,3 @@ def _out_of_bounds(record: type[Any], values: Mapping[str, Any], *place: str) ->
         problem = "" if value is None else each.kind.problem(value, 0)
         if problem:
             yield (*place, each.name), problem
-
-
-def _mode(value: Any) -> Any:
-    """YAML reads an unquoted `off` as false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value

@@ -60,6 +60,21 @@ class Arm(StrictModel):
     engine: dict[str, Any] = Field(default_factory=dict, description="settings that can switch between blocks")
     url: str | None = Field(None, description="another server, for a comparison of two")
 
+    @field_validator("request", mode="before")
+    @classmethod
+    def _modes_are_words(cls, request: Any) -> Any:
+        """YAML reads an unquoted `off` as false."""
+        if not isinstance(request, dict) or "speculation" not in request:
+            return request
+        spelled = request["speculation"]
+        if isinstance(spelled, dict):
+            return request | {"speculation": {k: _word(v) if k == "mode" else v for k, v in spelled.items()}}
+        return request | {"speculation": _word(spelled)}
+
+
+def _word(mode: Any) -> Any:
+    return ("on" if mode else "off") if isinstance(mode, bool) else mode
+
 
 Mode = Literal["paired_replay", "switchback", "hash", "aa"]
 Unit = Literal["request", "session", "user", "prompt"]

@@ -100,7 +100,8 @@ class ExperimentFolder:
         except FileNotFoundError:
             return StoredState(state="stopped", at="", reason="it never ran here")
         except (OSError, ValidationError) as error:
-            raise ExperimentError(f"{path}: cannot be read ({error}); move the folder away") from None
+            found = problems(error, StoredState) if isinstance(error, ValidationError) else error.strerror
+            raise ExperimentError(f"{path}: cannot be read ({found}); delete it, which stops the experiment") from None
 
     def plan_text(self) -> str:
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,6 @@ from specdec.cli.options import (
 if TYPE_CHECKING:
     from bench.experiment.plan import ArmServer
     from bench.experiment.run_folder import Progress
-    from server.experiment.analysis.result import Result
     from server.experiment.config import ExperimentConfig, MetricTarget
     from specdec.api.v1.experiment_pb2 import Experiment
     from specdec.client.client import Client
@@ -64,21 +64,21 @@ def conclude(folder: Path, demand: str, as_json: bool) -> int:
     from server.experiment.records import read_records
     from server.experiment.report.render import render
 
-    result = analyse(ExperimentFolder(folder).manifest(), read_records(folder))
+    experiment = ExperimentFolder(folder)
+    ended = experiment.state().state != "running"
+    result = analyse(experiment.manifest(), read_records(folder), ended=ended)
     (folder / RESULT).write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
     (folder / REPORT).write_text(render(result), encoding="utf-8")
     if as_json:
         click.echo(result.model_dump_json())
     else:
-        _show_conclusion(result)
+        click.echo(_conclusion(result.verdict.headline, result.verdict.reasons, result.notes))
         click.echo(f"report: {folder / REPORT}")
     return exit_code(result.verdict.kind, demand, result.guardrails)  # type: ignore[arg-type]  # click has checked it
 
 
-def _show_conclusion(result: Result) -> None:
-    click.echo(result.verdict.headline)
-    for line in (*result.verdict.reasons, *(f"Note: {note}." for note in result.notes)):
-        click.echo(f"  {line}")
+def _conclusion(headline: str, reasons: Iterable[str], notes: Iterable[str]) -> str:
+    return "\n".join((headline, *(f"  {line}" for line in reasons), *(f"  Note: {note}." for note in notes)))
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -267,7 +267,8 @@ async def _look(client: Client, name: str, model: str, report: bool) -> tuple[Ex
         if error.reason != _NO_RESULT:
             raise
         return experiment, f"no result yet: {error.message}", ""
-    return experiment, "\n".join((result.headline, *(f"  {reason}" for reason in result.reasons))), result.report_html
+    text = _conclusion(result.headline, result.reasons, json.loads(result.result_json)["notes"])
+    return experiment, text, result.report_html
 
 
 def _ask(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
@@ -356,6 +357,9 @@ def plan_command(
     if as_json:
         click.echo(plan.model_dump_json())
         return
+    first, second = manifest.config.arms.values()
+    if first != second:
+        click.echo("the arms of this experiment differ, and their difference counts as noise: prefer one of mode aa")
     click.echo(f"{plan.units} {plan.unit_name}s find a change of {size:.1%} in {plan.label}")
     if always_valid:  # other values widen the intervals at that number
         click.echo(f"with `stopping: {{rule: always_valid, expected_units: {plan.units}}}`")
@@ -384,7 +388,7 @@ def _target(metric: str) -> MetricTarget:
     try:
         return MetricTarget.model_validate(metric)
     except ValidationError as error:
-        raise click.UsageError(f"--metric: {error.errors()[0]['msg']}") from None
+        raise click.UsageError(f"--metric: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
 def progress_line(progress: Progress, passed_s: float) -> str:

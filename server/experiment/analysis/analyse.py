@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -201,8 +202,10 @@ def decide(
     invalid: Sequence[str],
     guardrails: Sequence[GuardrailResult],
     arm: str = "the treatment",
+    unit: str = "unit",
 ) -> Verdict:
-    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level; ``arm`` is B's name.
+    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level; ``arm`` is B's name,
+    ``unit`` that of what ``min_units`` counts.
 
     Anything in ``invalid`` overrules the rest; a broken guardrail overrules the metric. Equivalence is tested before a
     difference: a certain difference below ``min_effect`` does not matter.
@@ -211,16 +214,19 @@ def decide(
         others = tuple(f"And {reason}." for reason in invalid[1:])
         return Verdict(kind="invalid", headline=f"Invalid: {invalid[0]}.", reasons=others)
     interval = ratio(alpha)
-    reasons = (_effect(primary, interval, alpha), *(_explain(each) for each in guardrails if each.state != "held"))
+    reasons = (
+        _effect(primary, interval, alpha, unit),
+        *(_explain(each) for each in guardrails if each.state != "held"),
+    )
     kind: VerdictKind
     if broken := ", ".join(each.label for each in guardrails if each.state == "broken"):
         kind, headline = "worse", f"Worse: the treatment breaks the guardrail {broken}."
     elif primary.units < min_units:
         kind = "undecided"
-        headline = f"Undecided: {primary.units} units are too few; at least {min_units} are needed."
+        headline = f"Undecided: there are too few {unit}s, {primary.units} of at least {min_units} in each arm."
     else:
         kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
-        headline = _headline(kind, primary, interval, min_effect, alpha, arm)
+        headline = _headline(kind, primary, interval, min_effect, alpha, arm, unit)
     return Verdict(kind=kind, headline=headline, reasons=reasons)
 
 
@@ -262,7 +268,7 @@ _PHRASES = {
 
 
 def _headline(
-    kind: VerdictKind, primary: TargetResult, interval: Interval, min_effect: float, alpha: float, arm: str
+    kind: VerdictKind, primary: TargetResult, interval: Interval, min_effect: float, alpha: float, arm: str, unit: str
 ) -> str:
     metric, _, quantile = primary.label.partition("@")
     metric = metric.removesuffix(":mean")
@@ -276,7 +282,7 @@ def _headline(
     if kind == "undecided" or primary.ratio is None:
         return (
             f"Undecided: the change of {primary.label} is between {_percent(interval.low - 1)} and "
-            f"{_percent(interval.high - 1)} ({level}); more requests narrow it."
+            f"{_percent(interval.high - 1)} ({level}); more {unit}s narrow it."
         )
     does, less, more = _PHRASES.get(metric, ("has", f"{metric} lower by {{}}", f"{metric} higher by {{}}"))
     shares = sorted(abs(bound - 1) for bound in interval)
@@ -284,17 +290,17 @@ def _headline(
     return f"{kind.capitalize()}: {arm} {does} {change} {at}; {level} {shares[0]:.1%} to {shares[1]:.1%}."
 
 
-def _effect(primary: TargetResult, interval: Interval, alpha: float) -> str:
+def _effect(primary: TargetResult, interval: Interval, alpha: float, unit: str) -> str:
     if primary.a is None or primary.b is None:
         return f"No request has {primary.label}."
-    unit = f" {primary.unit}" if primary.unit else ""
+    of = f" {primary.unit}" if primary.unit else ""
     if primary.ratio is None:
         ratio = "their ratio is not defined"
     elif math.isinf(interval.high):
-        ratio = "there are too few requests to bound their ratio"
+        ratio = f"there are too few {unit}s to bound their ratio"
     else:
         ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}"
-    return f"{primary.label}: control {primary.a:.4g}{unit}, treatment {primary.b:.4g}{unit}; {ratio}."
+    return f"{primary.label}: control {primary.a:.4g}{of}, treatment {primary.b:.4g}{of}; {ratio}."
 
 
 _TABLE_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
@@ -302,8 +308,9 @@ _TABLE_QUANTILES = [0.5, 0.9, 0.95, 0.99, 0.999]
 _SEED = 20250101
 
 
-def analyse(manifest: Manifest, log: RecordLog) -> Result:
-    """The result of an experiment; repeatable, because the bootstrap's seed is fixed.
+def analyse(manifest: Manifest, log: RecordLog, *, ended: bool = True) -> Result:
+    """The result of an experiment; repeatable, because the bootstrap's seed is fixed. ended: False for a look at one
+    that runs, which concludes nothing under the rule `fixed`.
 
     Raises:
         ExperimentError: an arm has no record to analyse.
@@ -326,7 +333,12 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
     min_effect, alpha, treatment = config.primary.min_effect, stopping.alpha, config.treatment
-    verdict = decide(primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment)
+    verdict = decide(
+        primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment, selection.unit_name
+    )
+    if not ended and stopping.rule == "fixed" and verdict.kind in ("better", "equivalent", "worse"):
+        headline = "Undecided: the rule `fixed` concludes once, at the end, and the experiment has not ended."
+        verdict = verdict.model_copy(update={"kind": "undecided", "headline": headline})
     first, second = (_arm(*arm, records) for arm, records in zip(config.arms.items(), selection.records, strict=True))
     return Result(
         name=config.name,
@@ -424,9 +436,15 @@ def _notes(
     return tuple(notes)
 
 
+def _settings(name: str, value: Any) -> dict[str, str]:
+    """A setting, or all in a mapping, by dotted names and as a plan spells them."""
+    if isinstance(value, dict):
+        return {place: text for key, each in value.items() for place, text in _settings(f"{name}.{key}", each).items()}
+    return {name: value if isinstance(value, str) else json.dumps(value)}
+
+
 def _arm(name: str, arm: Arm, records: list[Record]) -> ArmResult:
-    settings = {f"request.{k}": str(v) for k, v in arm.request.items()}
-    settings |= {f"engine.{k}": str(v) for k, v in arm.engine.items()}
+    settings = _settings("request", arm.request) | _settings("engine", arm.engine)
     if arm.url:
         settings["url"] = arm.url
     return ArmResult(

@@ -1,5 +1,5 @@
 """Analysis of an experiment's records so far, by a child process: ``python -m server.experiment.live.conclusions
-FOLDER``."""
+FOLDER STATE``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from server.experiment.folder import ExperimentFolder
+from server.experiment.folder import ExperimentFolder, State
 from server.experiment.records import ExperimentError, read_records
 from specdec.child_python import module_command, module_environment
 from specdec.errors import RequestError
@@ -35,31 +35,31 @@ _LIMIT_S = 120.0
 
 
 class Conclusions:
-    """Runs one analysis at a time, and caches the last of each folder until its records grow."""
+    """Runs one analysis at a time, and caches the last of each folder until its records grow or its state changes."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._known: dict[Path, tuple[int, Conclusion]] = {}
+        self._known: dict[Path, tuple[tuple[int, State], Conclusion]] = {}
 
-    async def get(self, folder: Path) -> Conclusion:
-        """The analysis of the records in ``folder``.
+    async def get(self, folder: Path, state: State) -> Conclusion:
+        """The analysis of the records in ``folder``, of an experiment in ``state``.
 
         Raises:
             NoResultError: there is none yet, or it takes too long.
         """
         async with self._lock:
-            size = await asyncio.to_thread(_size, folder)
+            version = await asyncio.to_thread(_size, folder), state
             known = self._known.get(folder)
-            if known is not None and known[0] == size:
+            if known is not None and known[0] == version:
                 return known[1]
-            found = await _run(folder)
-            self._known[folder] = (size, found)
+            found = await _run(folder, state)
+            self._known[folder] = (version, found)
             return found
 
 
-async def _run(folder: Path) -> Conclusion:
+async def _run(folder: Path, state: State) -> Conclusion:
     process = await asyncio.create_subprocess_exec(
-        *module_command("server.experiment.live.conclusions"), str(folder), env=module_environment(),
+        *module_command("server.experiment.live.conclusions"), str(folder), state, env=module_environment(),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -85,7 +85,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("records-*"))
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, state: str) -> int:
     """Print a `Conclusion` as JSON; returns the exit code. With `_TOO_FEW`, standard error gives the reason."""
     # Imported here: only the child process needs them.
     from server.experiment.analysis.analyse import analyse
@@ -93,7 +93,7 @@ def main(folder: Path) -> int:
 
     os.nice(_NICE)
     try:
-        result = analyse(ExperimentFolder(folder).manifest(), read_records(folder))
+        result = analyse(ExperimentFolder(folder).manifest(), read_records(folder), ended=state != "running")
     except ExperimentError as error:
         print(error, file=sys.stderr)
         return _TOO_FEW
@@ -102,4 +102,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

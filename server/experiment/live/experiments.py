@@ -251,7 +251,7 @@ class Experiments:
         empty = [arm for arm, count in status.records.items() if not count]
         if empty or not status.records:
             raise NoResultError(f"arm {empty[0]!r} has no record yet" if empty else "there are no records")
-        return await self._conclusions.get(self._folder(name).path)
+        return await self._conclusions.get(self._folder(name).path, status.state)
 
     async def close(self) -> None:
         """The server ends: flush the records and write the states of experiments that have ended. The next server

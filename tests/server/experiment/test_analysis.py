@@ -43,6 +43,28 @@ def test_a_large_gain_is_better_and_the_same_records_give_the_same_result() -> N
     assert Result.model_validate_json(result.model_dump_json()) == result
 
 
+def test_bug_a_fixed_rule_concludes_nothing_before_the_end() -> None:
+    plan = manifest(stopping={"rule": "fixed"}, guardrails=[{"metric": "error_rate", "max_increase": 0.1}])
+    log = paired(plan, 200, 0.7, seed=1)
+    assert analyse(plan, log).verdict.kind == "better"
+    early = analyse(plan, log, ended=False).verdict
+    assert (early.kind, "has not ended" in early.headline) == ("undecided", True)
+    assert early.reasons == analyse(plan, log).verdict.reasons
+    always = manifest(stopping={"rule": "always_valid", "expected_units": 200})
+    assert analyse(always, paired(always, 200, 0.3, seed=1), ended=False).verdict.kind == "better"
+    other = replace(log.records[0], token_hash=b"other")
+    assert analyse(plan, RecordLog([other, *log.records[1:]]), ended=False).verdict.kind == "invalid"
+
+
+def test_bug_what_is_missing_is_named_by_the_unit_that_counts() -> None:
+    """Requests are plenty, blocks are few."""
+    plan = manifest(assignment={"mode": "switchback"}, stopping={"rule": "always_valid"})
+    few, more = (analyse(plan, switchback(plan, blocks, 200, 1.0, seed=1)).verdict for blocks in (6, 20))
+    assert few.headline == "Undecided: there are too few blocks, 3 of at least 8 in each arm."
+    assert more.headline.endswith("; more blocks narrow it.")
+    assert "there are too few blocks to bound their ratio" in more.reasons[0]
+
+
 def test_exchanged_arms_exchange_the_verdict() -> None:
     plan = manifest(primary={"metric": "tokens_per_s", "quantile": 0.5})
     log = paired(plan, 120, 0.7, seed=1)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.experiment.analysis.analyse import analyse
-from server.experiment.folder import ExperimentFolder, Manifest
+from server.experiment.folder import ExperimentFolder, Manifest, StoredState
 from server.experiment.records import RecordLog, RecordWriter
 from server.experiment.report.charts import Axis, short
 from server.experiment.report.render import render
@@ -109,6 +109,14 @@ def test_the_settings_that_differ_are_first(page: tuple[str, _Page]) -> None:
     assert text.index("request.speculation") < text.index("request.priority")
 
 
+def test_bug_settings_are_shown_as_a_plan_spells_them() -> None:
+    arms = {"a": {"request": {"speculation": False}}, "b": {"request": {"speculation": {"mode": True, "max_depth": 3}}}}
+    plan = manifest(arms=arms)
+    result = analyse(plan, paired(plan, 30, 1.0, seed=2))
+    assert result.arms[0].settings == {"request.speculation": "off"}
+    assert result.arms[1].settings == {"request.speculation.mode": "on", "request.speculation.max_depth": "3"}
+
+
 def test_texts_are_escaped() -> None:
     bad = "<script>alert(1)</script>"
     plan = manifest(arms={bad: {"request": {"speculation": bad}}, "b": {}})
@@ -196,6 +204,25 @@ def test_plan_reports_units_and_power(tmp_path: Path) -> None:
     assert f"`stopping: {{rule: always_valid, expected_units: {units}}}`" in _ab("plan", folder, *always).output
 
 
+def test_bug_a_plan_from_arms_that_differ_says_so(tmp_path: Path) -> None:
+    plan = manifest()
+    folder = _folder(tmp_path, plan, paired(plan, 60, 0.5, seed=5))
+    done = _ab("plan", folder, "--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean")
+    assert done.output.startswith("the arms of this experiment differ, ")
+
+
+def test_bug_the_folder_of_a_running_experiment_yields_no_verdict_of_a_fixed_rule(tmp_path: Path) -> None:
+    plan = manifest()
+    folder = _folder(tmp_path, plan, paired(plan, 60, 1.5, seed=4))
+    for state, code in (("running", 11), ("stopped", 10)):
+        ExperimentFolder(folder).note(StoredState(state=state, at="2026-11-21T12:00:00+00:00"))
+        assert _ab("analyze", folder).exit_code == code
+    (folder / "state.json").write_text("")
+    damaged = _ab("analyze", folder).output
+    assert "delete it, which stops the experiment" in damaged
+    assert "pydantic" not in damaged
+
+
 def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
     assert "manifest.json: cannot be read" in _ab("analyze", tmp_path).output
     plan = manifest(assignment={"mode": "aa"})
@@ -204,4 +231,4 @@ def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "too few for a plan" in refused.output
     assert _ab("plan", folder, "--effect", "lots").exit_code == 2
-    assert "no metric 'x'" in _ab("plan", folder, "--effect", "5%", "--metric", "x@p50").output
+    assert "--metric: no metric 'x'" in _ab("plan", folder, "--effect", "5%", "--metric", "x@p50").output

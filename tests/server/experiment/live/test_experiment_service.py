@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server.experiment.analysis.result import Result as Analysis
 from server.experiment.folder import ExperimentFolder
+from server.experiment.records import RecordWriter
 from specdec.api.v1 import experiment_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client.client import ExperimentClient
 from specdec.client.connection import CallError
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
+from tests.server.experiment.simulated import paired
 from tests.server.test_auth_grpc import found
 
 PATH = "/v1/experiments"
@@ -196,6 +200,25 @@ async def test_an_experiment_ends_as_planned(tmp_path: Path) -> None:
         assert ended["timed"].reason == "its time has passed"
         again = await server.http.post(PATH, content=short)
         assert "has ended: 5 requests were recorded" in again.json()["error"]["message"]
+
+
+async def test_bug_a_fixed_rule_concludes_only_when_its_experiment_has_ended(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN + "guardrails: []\nstopping: {rule: fixed}\n")
+        manifest = ExperimentFolder(server.folder / "widths").manifest()
+        records = [replace(r, pair="", token_hash=b"") for r in paired(manifest, 60, 0.5, seed=1).records]
+        with closing(RecordWriter(server.folder / "widths")) as writer:
+            for record in records:
+                writer.write(record)
+        for i in range(20):  # until both arms have a record of this run
+            await server.ask(f"t{i}")
+        shown = await run_cli(server, "status", "widths")
+        assert (
+            "Undecided: the rule `fixed` concludes once, at the end, and the experiment has not ended." in shown.output
+        )
+        assert "Note: both arms shared one engine" in shown.output
+        await server.experiments.stop("widths")
+        assert "Better: wide " in (await run_cli(server, "status", "widths")).output
 
 
 async def run_cli(server: LiveServer, *args: str, key: str | None = None) -> Result:
