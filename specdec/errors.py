@@ -125,7 +125,7 @@ class FingerprintMismatchError(RequestError):
     def between(theirs: str, ours: str) -> FingerprintMismatchError:
         """What to say of two fingerprints that differ."""
         if len(theirs) != len(ours) or len(ours) != PART_DIGITS * len(FINGERPRINT_PARTS):
-            reason = "no such server made it"
+            reason = "no such server made it" if theirs else "it is missing: send that of the stream's Started"
         else:
             places = range(0, len(ours), PART_DIGITS)
             differing = [
@@ -135,7 +135,7 @@ class FingerprintMismatchError(RequestError):
             ]
             reason = f"what differs: {', '.join(differing)}"
         return FingerprintMismatchError(
-            f"resume.numeric_fingerprint: the stream began on {theirs or 'no'!r}, this server computes as {ours!r}; "
+            f"resume.numeric_fingerprint: the stream began on {theirs!r}, this server computes as {ours!r}; "
             f"{reason}; resume it on a server of its own fingerprint, or send the request without resume"
         )
 

@@ -60,19 +60,16 @@ class Arm(StrictModel):
     engine: dict[str, Any] = Field(default_factory=dict, description="settings that can switch between blocks")
     url: str | None = Field(None, description="another server, for a comparison of two")
 
-    @field_validator("request", mode="before")
+    @field_validator("request")
     @classmethod
-    def _modes_are_words(cls, request: Any) -> Any:
-        """YAML reads an unquoted `off` as false."""
-        if not isinstance(request, dict) or "speculation" not in request:
-            return request
-        spelled = request["speculation"]
-        if isinstance(spelled, dict):
-            return request | {"speculation": {k: _word(v) if k == "mode" else v for k, v in spelled.items()}}
-        return request | {"speculation": _word(spelled)}
+    def _mode_is_a_word(cls, request: dict[str, Any]) -> dict[str, Any]:
+        return request | {"speculation": _word(request["speculation"])} if "speculation" in request else request
 
 
 def _word(mode: Any) -> Any:
+    """YAML reads an unquoted `off` as false. mode: of speculation, or a mapping with it."""
+    if isinstance(mode, dict):
+        return mode | {"mode": _word(mode["mode"])} if "mode" in mode else mode
     return ("on" if mode else "off") if isinstance(mode, bool) else mode
 
 

@@ -98,7 +98,7 @@ class ExperimentFolder:
         try:
             return StoredState.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            return StoredState(state="stopped", at="", reason="it never ran here")
+            return StoredState(state="stopped", at="", reason="it never ran here", records=self.written())
         except (OSError, ValidationError) as error:
             found = problems(error, StoredState) if isinstance(error, ValidationError) else error.strerror
             raise ExperimentError(f"{path}: cannot be read ({found}); delete it, which stops the experiment") from None

@@ -263,7 +263,8 @@ def test_another_fingerprint_is_rejected_with_the_difference() -> None:
     for theirs, difference in (
         ("00000000111111110222222233333333", "what differs: kernels or processor;"),
         ("f0000000111111112222222233333334", "what differs: weights, release;"),
-        ("", "no such server made it;"),
+        ("f00", "no such server made it;"),
+        ("", "it is missing: send that of the stream's Started;"),
     ):
         with pytest.raises(FingerprintMismatchError, match=difference) as caught:
             tiny_engine(parts).submit(replace(request, resume=ResumeParams((5,), 0, theirs)))

@@ -107,7 +107,7 @@ class GetServerInfoResponse(_message.Message):
     draft: _builtins.str
     """Unset if no draft model is loaded."""
     dtype: _builtins.str
-    """int8, bf16 or fp32."""
+    """engine.dtype: auto, int8, bf16 or fp32; on a GPU engine.device_dtype."""
     kernels: _builtins.str
     """native or reference."""
     numeric_mode: Global___NumericMode.ValueType

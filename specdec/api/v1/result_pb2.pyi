@@ -332,9 +332,9 @@ class Timings(_message.Message):
     decode_ms: _builtins.float
     """First token to the end."""
     draft_ms: _builtins.float
-    """Part of decode that drafting took."""
+    """Drafting in all its steps; the step that ends its prompt counts too."""
     verify_ms: _builtins.float
-    """Part of decode that verification took."""
+    """Verification in the same steps, so it may exceed decode_ms."""
     def __init__(
         self,
         *,

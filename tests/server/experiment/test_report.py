@@ -221,6 +221,9 @@ def test_bug_the_folder_of_a_running_experiment_yields_no_verdict_of_a_fixed_rul
     damaged = _ab("analyze", folder).output
     assert "delete it, which stops the experiment" in damaged
     assert "pydantic" not in damaged
+    (folder / "state.json").unlink()
+    left = ExperimentFolder(folder).state()
+    assert (left.state, left.records) == ("stopped", {"off": 60, "auto": 60})
 
 
 def test_an_impossible_analysis_fails_with_one_line(tmp_path: Path) -> None:
