@@ -87,7 +87,10 @@ def compare_means(sample: TwoArmSample) -> MeanComparison:
 
 def design_effect(sample: TwoArmSample) -> float:
     """How many values of a unit count as one: the variance of the two means over units, relative to that of independent
-    values (Kish, Survey Sampling, 1965); at least 1."""
+    values (Kish, Survey Sampling, 1965); at least 1. Of few units, whose variance says little: a unit counts as one."""
+    counts = sample.units_by_arm()
+    if 0 < min(counts) < MIN_UNITS:
+        return sum(sample.sizes) / sum(counts)
     independent = sum(values.var() / len(values) for values in sample.values if len(values))
     return max(1.0, sum(compare_means(sample).variances) / independent) if independent else 1.0
 

@@ -123,6 +123,25 @@ def test_sessions_that_fail_as_a_whole_break_no_guardrail(rule: str) -> None:
     assert broken <= most(30, plan.config.stopping.alpha / 2)
 
 
+@pytest.mark.parametrize("rule", ["fixed", "always_valid"])
+@pytest.mark.parametrize(("blocks", "succeed", "state"), [(2, 0, "open"), (2, 1, "open"), (16, 0, "broken")])
+def test_bug_one_block_that_fails_breaks_no_guardrail(rule: str, blocks: int, succeed: int, state: str) -> None:
+    """The engine was away for the first block of the treatment; or for every one of many. ``succeed`` of its requests
+    are answered."""
+    plan = manifest(assignment={"mode": "switchback"}, stopping={"rule": rule})
+    records = [
+        make_record(f"{block}-{i}", arm, 20.0 * block + i / 10, 1.0, np.random.default_rng(1), 0, block=block)
+        for block in range(blocks)
+        for arm in [[*plan.config.arms][block % 2]]
+        for i in range(80)
+    ]
+    away = [r.arm == plan.config.treatment and r.arrival % 20 >= succeed / 10 for r in records]
+    records = [replace(r, status="FAILED") if failed else r for r, failed in zip(records, away, strict=True)]
+    guardrail = plan.config.guardrails[0]
+    found = check_guardrail(guardrail, select(plan.config, records), plan.config, np.random.default_rng(1))
+    assert found.state == state
+
+
 def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
     """A/A experiments in which the interval of the median's ratio ever excluded 1, looking after every pair: with the
     confidence sequence, and with the fixed interval that is not made for it."""
