@@ -9,10 +9,11 @@ from typing import Any, cast, get_args
 
 import grpc
 
-from server.experiment.live.experiments import ExperimentStatus
+from server.experiment.live.experiments import Experiments, ExperimentStatus
 from server.grpc.errors import guarded
 from server.served_model import Models
-from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc
+from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2_grpc
+from specdec.api.v1 import experiment_pb2 as pb
 from specdec.config import WeightDtype
 from specdec.errors import InvalidRequestError, ViolationCollector
 
@@ -58,52 +59,41 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
         self._models = models
 
     @guarded
-    async def StartExperiment(
-        self, request: experiment_pb2.StartExperimentRequest, context: Context
-    ) -> experiment_pb2.StartExperimentResponse:
-        status = await self._models.named(request.model).experiments.start(request.plan)
-        return experiment_pb2.StartExperimentResponse(experiment=_experiment_message(status))
+    async def StartExperiment(self, request: pb.StartExperimentRequest, context: Context) -> pb.StartExperimentResponse:
+        return pb.StartExperimentResponse(experiment=_message(await self._of(request).start(request.plan)))
 
     @guarded
-    async def StopExperiment(
-        self, request: experiment_pb2.StopExperimentRequest, context: Context
-    ) -> experiment_pb2.StopExperimentResponse:
-        return experiment_pb2.StopExperimentResponse(
-            experiment=_experiment_message(await self._models.named(request.model).experiments.stop(request.name))
-        )
+    async def StopExperiment(self, request: pb.StopExperimentRequest, context: Context) -> pb.StopExperimentResponse:
+        return pb.StopExperimentResponse(experiment=_message(await self._of(request).stop(request.name)))
 
     @guarded
-    async def GetExperiment(
-        self, request: experiment_pb2.GetExperimentRequest, context: Context
-    ) -> experiment_pb2.GetExperimentResponse:
-        return experiment_pb2.GetExperimentResponse(
-            experiment=_experiment_message(await self._models.named(request.model).experiments.get(request.name))
-        )
+    async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
+        return pb.GetExperimentResponse(experiment=_message(await self._of(request).get(request.name)))
 
     @guarded
-    async def ListExperiments(
-        self, request: experiment_pb2.ListExperimentsRequest, context: Context
-    ) -> experiment_pb2.ListExperimentsResponse:
-        return experiment_pb2.ListExperimentsResponse(
-            experiments=map(_experiment_message, await self._models.named(request.model).experiments.statuses())
-        )
+    async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
+        return pb.ListExperimentsResponse(experiments=map(_message, await self._of(request).statuses()))
 
     @guarded
     async def GetExperimentResult(
-        self, request: experiment_pb2.GetExperimentResultRequest, context: Context
-    ) -> experiment_pb2.GetExperimentResultResponse:
-        found = await self._models.named(request.model).experiments.conclude(request.name)
+        self, request: pb.GetExperimentResultRequest, context: Context
+    ) -> pb.GetExperimentResultResponse:
+        found = await self._of(request).conclude(request.name)
         verdict = json.loads(found.result)["verdict"]
-        return experiment_pb2.GetExperimentResultResponse(
+        return pb.GetExperimentResultResponse(
             verdict=verdict["kind"], headline=verdict["headline"], reasons=verdict["reasons"],
             result_json=found.result, report_html=found.report if request.report else "",
         )  # fmt: skip
 
+    def _of(self, request: Any) -> Experiments:
+        """The experiments of the model that ``request`` names."""
+        return self._models.named(request.model).experiments
 
-def _experiment_message(status: ExperimentStatus) -> experiment_pb2.Experiment:
-    state = experiment_pb2.ExperimentState.Value(f"EXPERIMENT_STATE_{status.state.upper()}")
-    return experiment_pb2.Experiment(
+
+def _message(status: ExperimentStatus) -> pb.Experiment:
+    state = pb.ExperimentState.Value(f"EXPERIMENT_STATE_{status.state.upper()}")
+    return pb.Experiment(
         name=status.name, state=state, mode=status.mode, started=status.started,
-        arms=[experiment_pb2.ArmCount(arm=arm, records=count) for arm, count in status.records.items()],
+        arms=[pb.ArmCount(arm=arm, records=count) for arm, count in status.records.items()],
         left_out=status.left_out, reason=status.reason, warnings=status.warnings,
     )  # fmt: skip

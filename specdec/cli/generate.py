@@ -10,7 +10,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,15 +160,11 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...], indexes: tuple[str, ...]) -> Request:
     names = [flag.lstrip("-").replace("-", "_") for flag, _, _ in _OPTIONS]
     v = {name: values.pop(name) for name in names}
-    sampling = (
-        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-        "seed", "n",
-    )  # fmt: skip
     wanted = drafter_names(drafters)
     return Request(
         request_id=request_id,
         prompt_ids=(),
-        sampling=SamplingParams(**{name: v[name] for name in sampling}),
+        sampling=SamplingParams(**{f.name: v[f.name] for f in fields(SamplingParams) if f.name in v}),
         stopping=StoppingParams(v["max_tokens"], v["min_tokens"], tuple(v["stop"]), ignore_eos=v["ignore_eos"]),
         output=OutputParams(logprobs=v["logprobs"]),
         speculation=SpeculationParams(
@@ -366,12 +362,7 @@ class Answer:
         started = self._started
         head: dict[str, Any] = {"model": self._model}
         if started is not None:
-            head |= {
-                "request_id": started.request_id,
-                "seed": started.seed,
-                "prompt_tokens": started.prompt_tokens,
-                "cached_tokens": started.cached_tokens,
-            }
+            head |= {name: getattr(started, name) for name in ("request_id", "seed", "prompt_tokens", "cached_tokens")}
         first = {key: value for key, value in samples[0].items() if key != "index"}
         return {**head, **first, "samples": samples}
 

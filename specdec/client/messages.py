@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
 from specdec.api.params import fill_params, fill_values, grammar_message
@@ -69,11 +69,7 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     mode = completion.CompletionOptions.Mode.Value(f"MODE_{hints.mode.upper()}")
     message = completion.CompleteRequest(
         request_id=whole.request_id, model=whole.model, fim=whole.fim,
-        completion=completion.CompletionOptions(
-            mode=mode, max_prompt_tokens=hints.max_prompt_tokens, ttft_ms=hints.ttft_ms,
-            stop_at_dedent=hints.stop_at_dedent, stop_at_bracket=hints.stop_at_bracket,
-            stop_at_suffix=hints.stop_at_suffix,
-        ),
+        completion=completion.CompletionOptions(**asdict(hints) | {"mode": mode}),
         output=whole.output, speculation=whole.speculation, cache=whole.cache, scheduling=whole.scheduling,
         session=whole.session,
     )  # fmt: skip
@@ -111,13 +107,7 @@ def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
 
 def fim_message(gap: Fim) -> options.FimPrompt:
     """A gap in a text."""
-    return options.FimPrompt(
-        prefix=gap.prefix, suffix=gap.suffix, middle_prefix=gap.middle_prefix, repo_name=gap.repo_name,
-        file_name=gap.file_name, language=gap.language,
-        extra=[
-            options.ContextFile(filename=f.filename, text=f.text, time_ms=f.time_ms, score=f.score) for f in gap.extra
-        ],
-    )  # fmt: skip
+    return options.FimPrompt(**asdict(gap))
 
 
 def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
@@ -185,9 +175,7 @@ def stats_of(message: result.Metrics) -> SpeculationStats:
     """What speculation did."""
     m = message.speculative_decoding
     by_drafter = {name: _record(DrafterStats, part) for name, part in m.by_drafter.items()}
-    return _record(
-        SpeculationStats, m, acceptance_histogram=list(m.acceptance_histogram), by_drafter=by_drafter
-    )  # fmt: skip
+    return _record(SpeculationStats, m, acceptance_histogram=list(m.acceptance_histogram), by_drafter=by_drafter)
 
 
 def info_of(m: model.GetServerInfoResponse) -> EngineInfo:

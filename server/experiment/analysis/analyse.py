@@ -56,13 +56,12 @@ class Outputs(NamedTuple):
 
 def compare_outputs(selection: Selection) -> Outputs:
     """Compare the token hashes of each pair of successful requests."""
-    hashes: dict[str, tuple[set[bytes], set[bytes]]] = defaultdict(lambda: (set(), set()))
-    for arm, records in enumerate(selection.records):
-        for record in records:
-            if record.ok and record.pair and record.token_hash:
-                hashes[record.pair][arm].add(record.token_hash)
-    both = {pair: a | b for pair, (a, b) in hashes.items() if a and b}
-    return Outputs(len(both), [pair for pair, found in both.items() if len(found) > 1])
+    a, b = (
+        {record.pair: record.token_hash for record in records if record.ok and record.pair and record.token_hash}
+        for records in selection.records
+    )
+    both = [pair for pair in a if pair in b]
+    return Outputs(len(both), [pair for pair in both if a[pair] != b[pair]])
 
 
 class SampleRatio(NamedTuple):
@@ -173,22 +172,20 @@ def _quantiles(values: np.ndarray) -> tuple[float, ...]:
 def _timeline(selection: Selection, metric: str) -> tuple[tuple[float, float | None, float | None], ...]:
     """Medians of both arms per stretch of time: seconds since the start, control, treatment."""
     value = METRICS[metric].value
-    rows = [
-        (record.arrival, arm, found)
-        for arm, records in enumerate(selection.records)
-        for record in records
-        if record.ok and math.isfinite(found := value(record))
+    arms = [
+        [(record.arrival, found) for record in records if record.ok and math.isfinite(found := value(record))]
+        for records in selection.records
     ]
-    if not rows:
-        return ()
-    begin, end = min(rows)[0], max(rows)[0]
-    width = max((end - begin) / _STRETCHES, 1e-9)
-    stretches: dict[int, tuple[list[float], list[float]]] = {}
-    for at, arm, found in rows:
-        stretches.setdefault(min(_STRETCHES - 1, int((at - begin) / width)), ([], []))[arm].append(found)
+    times = [at for rows in arms for at, _ in rows]
+    begin = min(times)
+    width = max((max(times) - begin) / _STRETCHES, 1e-9)
+    stretches: defaultdict[int, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for arm, rows in enumerate(arms):
+        for at, found in rows:
+            stretches[min(_STRETCHES - 1, int((at - begin) / width))][arm].append(found)
     points = []
-    for stretch, arms in sorted(stretches.items()):
-        a, b = (float(np.median(arm)) if arm else None for arm in arms)
+    for stretch, values in sorted(stretches.items()):
+        a, b = (float(np.median(arm)) if arm else None for arm in values)
         points.append(((stretch + 0.5) * width, a, b))
     return tuple(points)
 

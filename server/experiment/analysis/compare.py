@@ -38,11 +38,19 @@ class Selection:
     def sample(self, metric: str) -> TwoArmSample:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
         value = METRICS[metric].value
+        return self._sample(lambda record: value(record) if record.ok else math.nan, whole_pairs=self.pairs)
+
+    def failures(self) -> TwoArmSample:
+        """1 for each request that failed, 0 for each that succeeded; without those that their callers cancelled."""
+        return self._sample(lambda record: math.nan if record.cancelled else float(record.failed), whole_pairs=False)
+
+    def _sample(self, value: Callable[[Record], float], *, whole_pairs: bool) -> TwoArmSample:
+        """The values of all records but those of which ``value`` is NaN."""
         filled = [
-            [(v, unit) for record, unit in zip(*arm, strict=True) if record.ok and math.isfinite(v := value(record))]
+            [(v, unit) for record, unit in zip(*arm, strict=True) if math.isfinite(v := value(record))]
             for arm in zip(self.records, self.units, strict=True)
         ]
-        if self.pairs:
+        if whole_pairs:
             both = {unit for _, unit in filled[0]} & {unit for _, unit in filled[1]}
             filled = [[row for row in arm if row[1] in both] for arm in filled]
         used = sorted({unit for arm in filled for _, unit in arm})
@@ -50,16 +58,6 @@ class Selection:
         values_a, values_b = (np.array([v for v, _ in arm], float) for arm in filled)
         units_a, units_b = (np.array([number[unit] for _, unit in arm], np.int64) for arm in filled)
         return TwoArmSample((values_a, values_b), (units_a, units_b), len(used))
-
-    def failures(self) -> TwoArmSample:
-        """1 for each request that failed, 0 for each that succeeded; without those that their callers cancelled."""
-        ended = [
-            [(record.failed, unit) for record, unit in zip(*arm, strict=True) if not record.cancelled]
-            for arm in zip(self.records, self.units, strict=True)
-        ]
-        a, b = (np.array([failed for failed, _ in arm], float) for arm in ended)
-        units_a, units_b = (np.array([unit for _, unit in arm], np.int64) for arm in ended)
-        return TwoArmSample((a, b), (units_a, units_b), self.n_units)
 
 
 def select(config: ExperimentConfig, records: list[Record]) -> Selection:
