@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -265,4 +266,6 @@ def return_freed_memory() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    os._exit(exit_code)  # the interpreter would first collect all of torch's objects: seconds on a busy machine

@@ -13,6 +13,7 @@ A configuration's ``target`` scripts the start. This module imports little: ever
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import math
@@ -638,6 +639,12 @@ def of_given_settings(config: EngineConfig, progress: ProgressListener) -> FakeE
 def soaked(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     """Echoes, and holds pages of a large cache."""
     return FakeEngine(config, dataclasses.replace(INFO, max_context=1024), pages=512)
+
+
+def slow_to_exit(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+    """Its interpreter takes a minute to end."""
+    atexit.register(time.sleep, 60)
+    return FakeEngine(config)
 
 
 def unavailable(config: EngineConfig, progress: ProgressListener) -> FakeEngine:

@@ -584,3 +584,13 @@ async def test_the_engine_learns_which_settings_are_given() -> None:
         assert client.engine.info.drafters == ("target",)
     finally:
         await client.engine.close()
+
+
+async def test_a_stop_does_not_wait_for_the_interpreter_of_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """It collects the objects of torch, for longer than the engine is given to close."""
+    client = make_client(factory="tests.fake_engine:slow_to_exit")
+    await client.engine.start()
+    await client.engine.wait_ready()
+    with caplog.at_level("INFO"):
+        await client.engine.close()
+    assert not caplog.messages
