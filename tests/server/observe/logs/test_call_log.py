@@ -55,7 +55,7 @@ def test_rejections_log_their_reason_and_disconnects_are_logged() -> None:
 
 def test_health_checks_are_not_logged() -> None:
     with logged() as lines, running() as server:
-        for path in ("/readyz", "/livez", "/v1/models"):
+        for path in ("/readyz", "/v1/loads", "/livez", "/v1/models"):
             assert server.client.get(path).status_code == 200
         assert server.comes_to(lambda: bool(lines.of("call", endpoint="/v1/models")))
     assert [line["endpoint"] for line in lines.of("call")] == ["/v1/models"]
