@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
 import struct
 import sys
-import tempfile
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec.atomic_file import replacing
 from specdec.errors import ConfigError, ModelError
 from specdec.models.checkpoint import check_regular
 
@@ -250,27 +249,13 @@ def write_index(
     begin = MAGIC + _LENGTH.pack(len(text), zlib.crc32(text)) + text
     begin += bytes(_aligned(len(begin)) - len(begin))
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(begin)
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-            if path.exists():
-                former = path.stat()
-                with contextlib.suppress(PermissionError):  # only root may give a file to another owner
-                    os.chown(temporary, former.st_uid, former.st_gid)
-                os.chmod(temporary, former.st_mode & 0o777)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(path) as file:
+            file.write(begin)
+            for part in parts:
+                file.write(part)
+            return file.tell()
     except OSError as error:
         raise ConfigError(f"index {path} cannot be written ({error.strerror})") from None
-    return size
 
 
 def _aligned(size: int) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
-import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -22,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
 from server.errors import KEYS_FILE, FileErrors, UnauthenticatedError
+from specdec.atomic_file import replacing
 from specdec.config import load_yaml, problems
 from specdec.errors import ConfigError
 
@@ -101,7 +99,8 @@ def add_key(path: Path, entry: KeyEntry) -> None:
         new = body + ("" if body.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False) + END_MARK + "\n"
         if _parse(new, path) != [*before, entry]:
             raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
-        _replace(path, new)
+        with replacing(path) as file:
+            file.write(new.encode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be changed ({error})") from None
 
@@ -120,26 +119,6 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
         if twice:
             raise ConfigError(f"server.keys_file: {path}: entry {twice[0]!r} has the {field} of another; rename it")
     return entries
-
-
-def _replace(path: Path, text: str) -> None:
-    path = path.resolve()  # a link stays, and the file that it names changes
-    former = path.stat() if path.exists() else None
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if former is not None:
-            with contextlib.suppress(PermissionError):  # only root may give a file to another owner
-                os.chown(temporary, former.st_uid, former.st_gid)
-        os.chmod(temporary, 0o600 if former is None else former.st_mode & 0o777)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 class KeyRing:

@@ -1,0 +1,37 @@
+"""Replaces a file atomically."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of the one at ``path``, with its owner and mode, once the block has written it; a new
+    one is its owner's only. If the block raises, nothing changes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = path.resolve()  # a link stays, and the file that it names changes
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            former = path.stat()
+            with suppress(PermissionError):  # only root may give a file to another owner
+                os.chown(temporary, former.st_uid, former.st_gid)
+            os.chmod(temporary, former.st_mode & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
