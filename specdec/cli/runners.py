@@ -96,6 +96,10 @@ class RemoteRunner:
         """The engine's description."""
         return self._run(self._client.info(_CONNECT_S, model=self._model))
 
+    def readiness(self) -> dict[str, bool]:
+        """The names of the server's models, and whether each takes requests."""
+        return self._run(self._client.readiness(_CONNECT_S))
+
     def load(self) -> ServerLoad:
         """How busy the engine is."""
         return self._run(self._client.load(model=self._model))

@@ -224,16 +224,18 @@ def _program() -> str:
 @credential_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status_command(server: str, model: str, as_json: bool, **values: Any) -> None:
-    """Show which model a server runs, and how busy it is now."""
+    """Show which models a server runs, and how busy one is now: MODEL, else the first."""
     from specdec.cli.runners import RemoteRunner
 
     with RemoteRunner(server, pop_credentials(values), model) as remote:
-        info, load = remote.info(), remote.load()
+        info, load, ready = remote.info(), remote.load(), remote.readiness()
     if as_json:
-        click.echo(json.dumps({"info": asdict(info), "load": asdict(load)}))
+        click.echo(json.dumps({"info": asdict(info), "load": asdict(load), "ready": ready}))
         return
     drafted = load.drafting_steps / load.steps if load.steps else 0.0
+    states = [f"{name} {'is ready' if takes else 'takes no requests now'}" for name, takes in ready.items()]
     for word, text in (
+        ("state", ", ".join(states)),
         ("model", f"{info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, specdec {info.version}"),
         ("drafters", ", ".join(info.drafters) + (f"; draft model {info.draft}" if info.draft else "")),
         ("requests", f"{load.running_requests} running, {load.waiting_requests} waiting"),

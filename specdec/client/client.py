@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Literal, Unpack
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec.api.v1 import (
     admin_pb2,
@@ -42,6 +43,7 @@ _Experiments = experiment_pb2_grpc.ExperimentServiceStub
 _Admin = admin_pb2_grpc.AdminServiceStub
 _Generation = generation_pb2_grpc.GenerationServiceStub
 _Models = model_pb2_grpc.ModelServiceStub
+_Health = health_pb2_grpc.HealthStub
 
 
 class SessionCall:
@@ -322,6 +324,19 @@ class Client:
         """The engine's description."""
         request = model_pb2.GetServerInfoRequest(model=model)
         return info_of(await self._connection.unary(lambda at: _Models(at).GetServerInfo, request, timeout_s))
+
+    async def readiness(self, timeout_s: float | None = None) -> dict[str, bool]:
+        """The names of the served models, and whether each takes requests."""
+        answer = await self._connection.unary(
+            lambda at: _Models(at).ListModels, model_pb2.ListModelsRequest(), timeout_s
+        )
+        names = [model.name for model in answer.models if model.role == model_pb2.MODEL_ROLE_TARGET]
+        found = {}
+        for name in names:
+            check = health_pb2.HealthCheckRequest(service=name if len(names) > 1 else "")
+            health = await self._connection.unary(lambda at: _Health(at).Check, check, timeout_s)
+            found[name] = health.status == health_pb2.HealthCheckResponse.SERVING
+        return found
 
     async def load(self, *, model: str = "") -> ServerLoad:
         """The engine's load."""
