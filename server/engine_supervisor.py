@@ -466,7 +466,9 @@ class EngineSupervisor:
         if refused and self._info is None:
             self._give_up(message)
             return None
-        _LOG.error("engine process %d died: %s; %s", pid, message or "no last words", how)
+        if not message and how.startswith("killed by signal 9"):
+            message = "perhaps the kernel killed it for lack of memory"
+        _LOG.error("engine process %d of %s died: %s; %s", pid, self.config.target, message or "no last words", how)
         if refused and _drafts_of(self.config) != _drafts_of(self._configured):
             _LOG.error("the next start has the configured draft again, not the one that was swapped in")
             self.config = self._configured
