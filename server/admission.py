@@ -131,8 +131,7 @@ def _bucket(old: TokenBucket | None, per_minute: float | None, now: float) -> To
         return None
     if old is None:
         return TokenBucket(per_minute, now)
-    if old.per_minute != per_minute:
-        old.change(per_minute, now)
+    old.change(per_minute, now)
     return old
 
 
@@ -282,9 +281,6 @@ class Admission:
     one event loop.
     """
 
-    experiments: ExperimentTraffic | None  # None while none runs
-    windows: WindowReader | None  # gives next-edit prompts their predictions; None until the tokenizer is loaded
-
     def __init__(
         self,
         client: EngineClientProtocol,
@@ -301,8 +297,8 @@ class Admission:
         self._streams: dict[RequestStream, KeyUsage] = {}
         self._by_key: dict[str, tuple[Admission, RequestStream]] = {} if beside is None else beside._by_key
         self._rates = Rates()
-        self.experiments = None
-        self.windows = None
+        self.experiments: ExperimentTraffic | None = None  # None while none runs
+        self.windows: WindowReader | None = None  # for predictions of next edits; None until a tokenizer is loaded
 
     @property
     def in_flight(self) -> int:

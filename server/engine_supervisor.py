@@ -248,9 +248,6 @@ class EngineSupervisor:
     """
 
     listener: EngineListener
-    config: EngineConfig  # of the next start
-    state: EngineState
-    load: EngineLoad  # in the engine's last heartbeat; zeros before the first one
 
     def __init__(
         self,
@@ -264,7 +261,7 @@ class EngineSupervisor:
     ) -> None:
         """factory: ``module:function`` that builds the engine inside the process. spare: bytes of memory that a process
         started now must leave to others. cache_feed: receives the events of the prefix cache."""
-        self.config = self._configured = config.engine
+        self.config = self._configured = config.engine  # of the next start, and as the server got it
         self.cache_feed, self.restarts = cache_feed, 0
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
         self._policy = policy or RestartPolicy()
@@ -273,7 +270,7 @@ class EngineSupervisor:
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
-        self.load = EngineLoad()
+        self.load = EngineLoad()  # in the engine's last heartbeat; zeros before the first one
         self._failure = ""
         self._last_words: tuple[bool, str] | None = None  # whether it refused to start, and the message
         self._ready_at: float | None = None  # monotonic seconds

@@ -186,15 +186,13 @@ class FrameLink(asyncio.Protocol):
     """The front end's end of the socket. Passes frames on in the callback that receives their bytes, which saves the
     wake-up of a reading task. Belongs to one event loop."""
 
-    last_frame_s: float  # when bytes last arrived, in monotonic seconds
-
     def __init__(self, take: Callable[[list[Any]], None]) -> None:
         """take: called with every frame; if it raises, it gets no further one."""
         self._take = take
         self._cut = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.last_frame_s = time.monotonic()
+        self.last_frame_s = time.monotonic()  # when bytes last arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The socket is open."""

@@ -20,34 +20,30 @@ if TYPE_CHECKING:
     from server.kv_events import KvEventCounts
 
 
+Values = float | Mapping[Any, float]
+Label = str | tuple[str, ...]
+
+
 class Families:
     """Makes metric families whose names begin with ``prefix`` and whose samples all have ``labels``.
 
     Where a family has a label of its own, ``label`` is its name, or a tuple of names, and ``values`` maps its value, or
-    a tuple of values, to the sample.
+    a tuple of values, to the sample; otherwise ``values`` is the only sample.
     """
 
     def __init__(self, prefix: str, labels: Mapping[str, str] | None = None) -> None:
         self._prefix, self._labels = prefix, dict(labels or {})
 
-    def gauge(self, name: str, text: str, value: float) -> Metric:
-        """A number that rises and falls."""
-        return self._filled(GaugeMetricFamily, name, text, (), {(): value})
-
-    def info(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
-        """Facts, as the labels of a sample of 1."""
-        return self.gauges(name, text, tuple(labels), {tuple(labels.values()): 1})
-
-    def gauges(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+    def gauge(self, name: str, text: str, values: Values, label: Label = ()) -> Metric:
         """Numbers that rise and fall."""
         return self._filled(GaugeMetricFamily, name, text, label, values)
 
-    def counter(self, name: str, text: str, value: float) -> Metric:
-        """A number that only grows; its name gets ``_total``."""
-        return self._filled(CounterMetricFamily, name, text, (), {(): value})
+    def info(self, name: str, text: str, labels: Mapping[str, str]) -> Metric:
+        """Facts, as the labels of a sample of 1."""
+        return self.gauge(name, text, {tuple(labels.values()): 1}, tuple(labels))
 
-    def counters(self, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, float]) -> Metric:
-        """Numbers that only grow."""
+    def counter(self, name: str, text: str, values: Values, label: Label = ()) -> Metric:
+        """Numbers that only grow; their name gets ``_total``."""
         return self._filled(CounterMetricFamily, name, text, label, values)
 
     def histogram(self, name: str, text: str, value: Histogram) -> Metric:
@@ -58,12 +54,10 @@ class Families:
         """The number of values, and their sum."""
         return self._filled(SummaryMetricFamily, name, text, (), {(): (count, total)})
 
-    def _filled(
-        self, kind: Any, name: str, text: str, label: str | tuple[str, ...], values: Mapping[Any, Any]
-    ) -> Metric:
+    def _filled(self, kind: Any, name: str, text: str, label: Label, values: Any) -> Metric:
         names = (label,) if isinstance(label, str) else label
         family: Any = kind(self._prefix + name, text, labels=(*self._labels, *names))
-        for key, value in values.items():
+        for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
             own = key if isinstance(key, tuple) else (key,)
             family.add_metric((*self._labels.values(), *own), *(value if isinstance(value, tuple) else (value,)))
         return family
@@ -87,7 +81,7 @@ def _engine(client: EngineClient, info: EngineInfo | None) -> Iterator[Metric]:
     yield _OURS.gauge("prefix_hit_ratio", "Fraction of all prompt tokens found in the prefix cache.", load.hit_rate)
     yield _OURS.gauge("kv_disk_bytes", "Bytes of the prefix cache on disk.", load.disk_bytes)
     pages = {"written": load.disk_pages_written, "read": load.disk_pages_read, **load.disk_pages_missed}
-    yield _OURS.counters("kv_disk_pages", "Pages of the prefix cache on disk, by outcome.", "outcome", pages)
+    yield _OURS.counter("kv_disk_pages", "Pages of the prefix cache on disk, by outcome.", pages, "outcome")
     if info is not None:
         labels = {
             "version": info.version, "target": info.target, "draft": info.draft or "", "dtype": info.dtype,
@@ -105,11 +99,11 @@ def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
 
 def _steps(load: EngineLoad) -> Iterator[Metric]:
     decisions = {"draft": load.drafting_steps, "plain": load.steps - load.drafting_steps}
-    yield _OURS.counters("steps", "Engine steps, by whether they verified drafts.", "decision", decisions)
+    yield _OURS.counter("steps", "Engine steps, by whether they verified drafts.", decisions, "decision")
     phases = {"plan": load.plan_ms, "draft": load.draft_ms, "verify": load.verify_ms, "commit": load.commit_ms}
     seconds = {phase: ms / 1e3 for phase, ms in phases.items()}
     yield _OURS.summary("step_seconds", "Duration of an engine step.", load.steps, sum(seconds.values()))
-    yield _OURS.counters("step_phase_seconds", "Time of engine steps, by phase.", "phase", seconds)
+    yield _OURS.counter("step_phase_seconds", "Time of engine steps, by phase.", seconds, "phase")
     rows = Histogram.by_powers(load.steps_by_rows, STEP_ROWS_TOP, load.step_rows)
     yield _OURS.histogram("step_rows", "Rows of a step's forward.", rows)
     sequences = Histogram.by_powers(load.steps_by_sequences, BATCH_TOP, load.step_sequences)
@@ -121,22 +115,22 @@ def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
     """Every family of calls and of suggestions, of all models together."""
     yield _OURS.gauge("calls_open", "Calls in progress.", metrics.calls_open)
     labels = ("face", "endpoint", "status")
-    yield _OURS.counters("calls", "Finished calls, by HTTP or gRPC status.", labels, metrics.calls)
-    yield _OURS.counters("refusals", "Refused or aborted calls, by cause.", "reason", metrics.refusals)
+    yield _OURS.counter("calls", "Finished calls, by HTTP or gRPC status.", metrics.calls, labels)
+    yield _OURS.counter("refusals", "Refused or aborted calls, by cause.", metrics.refusals, "reason")
     text = "Failed reads and writes of the server's own files; a rejected file counts once per change."
-    yield _OURS.counters("file_errors", text, "file", metrics.file_errors)
+    yield _OURS.counter("file_errors", text, metrics.file_errors, "file")
     yield _OURS.histogram("call_seconds", "Duration of a call, of any kind.", metrics.call_time)
     yield _OURS.counter("suggestions", "Completions with a text, and predictions with an edit.", metrics.suggestions)
     text = "Outcomes of suggestions, as editors report them; a changed one counts again."
-    yield _OURS.counters("suggestion_outcomes", text, "outcome", metrics.suggestion_outcomes)
+    yield _OURS.counter("suggestion_outcomes", text, metrics.suggestion_outcomes, "outcome")
 
 
 def _requests(metrics: ServerMetrics) -> Iterator[Metric]:
-    yield _OURS.counters("requests", "Finished requests to the engine, by outcome.", "outcome", metrics.requests)
+    yield _OURS.counter("requests", "Finished requests to the engine, by outcome.", metrics.requests, "outcome")
     yield _OURS.counter("goodput_requests", "Requests completed within their objectives.", metrics.good_requests)
     text = "Completed requests that missed an objective, by objective."
-    yield _OURS.counters("missed_objectives", text, "objective", metrics.missed)
-    yield _OURS.counters("samples", "Finished samples, by finish reason.", "reason", metrics.finished)
+    yield _OURS.counter("missed_objectives", text, metrics.missed, "objective")
+    yield _OURS.counter("samples", "Finished samples, by finish reason.", metrics.finished, "reason")
     yield _OURS.counter("preemptions", "Samples preempted because the KV cache was full.", metrics.preemptions)
     yield _OURS.counter("pauses", "Prefills paused for another request.", metrics.pauses)
 
@@ -148,7 +142,7 @@ def _tokens(metrics: ServerMetrics) -> Iterator[Metric]:
     text = "Generated tokens of requests completed within their objectives."
     yield _OURS.counter("goodput_tokens", text, metrics.good_tokens)
     predictions = {"accepted": metrics.prediction_accepted, "rejected": metrics.prediction_rejected}
-    yield _OURS.counters("prediction_tokens", "Tokens of predicted outputs, by outcome.", "outcome", predictions)
+    yield _OURS.counter("prediction_tokens", "Tokens of predicted outputs, by outcome.", predictions, "outcome")
     yield _OURS.histogram("request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
     yield _OURS.histogram("sample_generation_tokens", "Generated tokens of a sample.", metrics.request_output)
     yield _OURS.histogram("chunk_tokens", "Tokens that a sample gets from one step.", metrics.chunk_tokens)
@@ -156,15 +150,15 @@ def _tokens(metrics: ServerMetrics) -> Iterator[Metric]:
 
 def _speculation(metrics: ServerMetrics, info: EngineInfo | None) -> Iterator[Metric]:
     steps = {"draft": metrics.drafting_steps, "plain": metrics.steps - metrics.drafting_steps}
-    yield _OURS.counters("sample_steps", "Steps of samples, by whether drafts were verified.", "decision", steps)
+    yield _OURS.counter("sample_steps", "Steps of samples, by whether drafts were verified.", steps, "decision")
     yield _OURS.counter("draft_tokens", "Verified draft tokens.", metrics.drafted)
     yield _OURS.counter("accepted_tokens", "Accepted draft tokens.", metrics.accepted)
     drafted = {name: part.num_draft_tokens for name, part in metrics.by_drafter.items()}
     accepted = {name: part.num_accepted_draft_tokens for name, part in metrics.by_drafter.items()}
-    yield _OURS.counters("drafter_draft_tokens", "Verified draft tokens, by drafter.", "drafter", drafted)
-    yield _OURS.counters("drafter_accepted_tokens", "Accepted draft tokens, by drafter.", "drafter", accepted)
+    yield _OURS.counter("drafter_draft_tokens", "Verified draft tokens, by drafter.", drafted, "drafter")
+    yield _OURS.counter("drafter_accepted_tokens", "Accepted draft tokens, by drafter.", accepted, "drafter")
     text, positions = "Accepted draft tokens, by depth.", _by_position(metrics)
-    yield _OURS.counters("accepted_tokens_per_position", text, "position", positions)
+    yield _OURS.counter("accepted_tokens_per_position", text, positions, "position")
     for what in ("proposed", "accepted"):
         counts = {
             (name, str(at)): count
@@ -173,11 +167,11 @@ def _speculation(metrics: ServerMetrics, info: EngineInfo | None) -> Iterator[Me
             for at, count in enumerate(getattr(metrics.by_drafter[name], f"{what}_at"), 1)
         }
         text = f"Trees with a token of a drafter with a model that was {what}, by depth from 1."
-        yield _OURS.counters(f"drafter_{what}_per_position", text, ("drafter", "position"), counts)
+        yield _OURS.counter(f"drafter_{what}_per_position", text, counts, ("drafter", "position"))
     card = info.head_acceptance[:POSITIONS] if info is not None else ()
     shares = {("head", str(at)): share for at, share in enumerate(card, 1)}
     text = "Accepted fraction of a drafter's proposals as its publisher measured it, by depth from 1."
-    yield _OURS.gauges("drafter_card_acceptance_ratio", text, ("drafter", "position"), shares)
+    yield _OURS.gauge("drafter_card_acceptance_ratio", text, shares, ("drafter", "position"))
 
 
 _WITH_MODEL = ("head", *DRAFT_MODELS)
@@ -229,9 +223,9 @@ def vllm_families(metrics: ServerMetrics, load: EngineLoad, info: EngineInfo, mo
     reasons: Counter[str] = Counter(stop=0, length=0, abort=0)
     for reason, count in metrics.finished.items():
         reasons[_VLLM_REASONS.get(FinishReason(reason), "stop")] += count
-    yield vllm.counters("request_success", "Requests that ended.", "finished_reason", reasons)
+    yield vllm.counter("request_success", "Requests that ended.", reasons, "finished_reason")
     text, positions = "Accepted draft tokens by position.", _by_position(metrics)
-    yield vllm.counters("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+    yield vllm.counter("spec_decode_num_accepted_tokens_per_pos", text, positions, "position")
     if load.total_pages:
         cache = {
             "block_size": str(info.kv_tokens // load.total_pages),

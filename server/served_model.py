@@ -120,18 +120,6 @@ class ServedModel:
     It exists before the model is loaded: until then whatever needs the engine or the tokenizer raises EngineDeadError.
     """
 
-    client: EngineClient
-    names: ModelNames
-    access: Access  # keys and certificates; shared by all models of a server
-    admission: Admission
-    tokenizer: AsyncTokenizer
-    completion: CompletionService  # code completion and fill-in-the-middle
-    experiments: Experiments
-    gate: DrainGate
-    hold_headers: bool  # whether headers of streams wait for the first token, unless a call says otherwise
-    strict_fields: bool  # HTTP bodies with unknown fields are refused
-    started_s: int  # Unix time
-
     def __init__(
         self,
         client: EngineClient,
@@ -149,16 +137,18 @@ class ServedModel:
         config = config or ServerConfig()
         metrics = metrics or ServerMetrics()
         errors = metrics.file_errors
-        self.client, self.names, self.started_s = client, names or ModelNames(), int(time())
-        self.access = Access(config, errors) if beside is None else beside.access
-        self.admission = Admission(client, config, beside=beside.admission if beside else None)
+        self.client, self.names = client, names or ModelNames()
+        self.started_s = int(time())  # Unix time
+        self.access: Access = Access(config, errors) if beside is None else beside.access
+        self.admission: Admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
         maker = RequestMaker(TimeBudget(client, self.admission))
-        self.completion = CompletionService(maker, self.admission, outcomes)
+        self.completion: CompletionService = CompletionService(maker, self.admission, outcomes)
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
-        self.gate, self.hold_headers = DrainGate(), config.hold_headers
-        self.strict_fields = config.strict_fields
+        self.gate = DrainGate()
+        self.hold_headers = config.hold_headers  # unless a call says otherwise
+        self.strict_fields = config.strict_fields  # HTTP bodies with unknown fields are refused
         self._loading: asyncio.Task[TokenizerLike] | None = None
 
     @property
@@ -287,11 +277,10 @@ def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
 class Models:
     """The models of a server in the order of the configuration; at least one."""
 
-    exporter: Exporter | None  # of the metrics of all models; None: none are kept
-    were_ready = False  # whether all have become ready, which ends the start
-
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models, self.exporter = tuple(models), None
+        self._models = tuple(models)
+        self.exporter: Exporter | None = None  # of the metrics of all models; None: none are kept
+        self.were_ready = False  # whether all have become ready, which ends the start
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)

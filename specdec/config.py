@@ -167,21 +167,18 @@ class EngineConfig(Section):
             object.__setattr__(self, "prefill_chunk", min(self.prefill_chunk, self.max_step_rows))
         elif "max_step_rows" not in self.model_fields_set:
             object.__setattr__(self, "max_step_rows", max(self.prefill_chunk, self.max_step_rows))
+        needs = {"index": "indexes", "model": "draft", "head": "draft_head"}
+        able = tuple(name for name, field in needs.items() if getattr(self, field) not in (None, {}))
         if self.speculation.drafters is None:
-            models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
-            indexes = ("index",) * bool(self.indexes)
-            chosen = ("grammar", "prediction", "suffix", *indexes, *models)
+            chosen = ("grammar", "prediction", "suffix", *able)
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         if self.prefill_chunk > self.max_step_rows:
             raise ValueError("prefill_chunk must not exceed max_step_rows")
         if self.max_batch > self.max_step_rows:
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
-        if "model" in self.drafters and self.draft is None:
-            raise ValueError("speculation.drafters names `model`, but draft gives no model")
-        if "index" in self.drafters and not self.indexes:
-            raise ValueError("speculation.drafters names `index`, but indexes gives none")
-        if "head" in self.drafters and self.draft_head is None:
-            raise ValueError("speculation.drafters names `head`, but draft_head gives no checkpoint")
+        for name in self.drafters:
+            if name in needs and name not in able:
+                raise ValueError(f"speculation.drafters names `{name}`, but {needs[name]} gives none")
         return self
 
     @property
