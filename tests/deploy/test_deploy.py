@@ -175,13 +175,14 @@ def unit() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_the_unit_allows_time_for_a_drain() -> None:
+def test_the_unit_leaves_the_engine_to_the_front_end() -> None:
     found = unit()
     assert int(found["TimeoutStopSec"]) > ServerConfig().drain_s + 5
     command = shlex.split(found["ExecStart"])
     assert command[1] == "serve"
     assert serve_flags(command) <= known_flags()
     assert found["KillMode"] == "mixed"  # the engine is ended by the front end, after the drain
+    assert found["OOMPolicy"] == "continue"  # the front end restarts an engine that the kernel killed
     for name in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "LockPersonality", "RestrictSUIDSGID"):
         assert found[name] == "yes"
 
