@@ -464,7 +464,7 @@ class EngineSupervisor:
             self._give_up(message)
             return None
         if not message and how.startswith("killed by signal 9"):
-            message = "perhaps the kernel killed it for lack of memory"
+            how = how.replace("signal 9", "signal 9, perhaps by the kernel for lack of memory", 1)
         _LOG.error("engine process %d of %s died: %s; %s", pid, self.config.target, message or "no last words", how)
         if refused and _drafts_of(self.config) != _drafts_of(self._configured):
             _LOG.error("the next start has the configured draft again, not the one that was swapped in")

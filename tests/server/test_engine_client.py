@@ -180,7 +180,7 @@ async def test_a_crash_fails_all_requests_in_flight_and_the_engine_restarts(
     reasons = {
         "die": "of fake died: RuntimeError: the fake engine was told to die",
         "exit": "no last words; exit code 7",
-        "kill": "perhaps the kernel killed it for lack of memory; killed by signal 9",
+        "kill": "no last words; killed by signal 9, perhaps by the kernel for lack of memory",
     }
     assert reasons[how] in caplog.text
 
