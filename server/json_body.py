@@ -339,6 +339,6 @@ def _read_field(body: Body, each: Field, found: RequestFields) -> Any:
     if each.sets:
         body.names[each.sets] = body.path(each.name)
     value = each.read(body, each.name)
-    if value is not None and each.sets == GRAMMAR_FIELD and GRAMMAR_FIELD in found.engine:
+    if value is not None and each.sets == GRAMMAR_FIELD and found.engine.get(GRAMMAR_FIELD, value) != value:
         body.refuse(each.name, f"{former} is given too; give one of them")
     return value

@@ -48,6 +48,7 @@ TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
+NOT_KEPT: Schema = {"type": "null", "description": "Nothing is kept on the server."}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 OBJECT: Schema = {"type": "object"}
 
@@ -330,6 +331,8 @@ GRAMMAR: Table = (
         Field(f"guided_{name}", schema, partial(read_grammar, kind=kind), GRAMMAR_FIELD)
         for name, (kind, schema) in _STRUCTURED.items()
     ),
+    Field("regex", {**TEXT, "description": "SGLang."}, partial(read_grammar, kind=GrammarKind.REGEX), GRAMMAR_FIELD),
+    Field("ebnf", {**TEXT, "description": "SGLang."}, partial(read_grammar, kind=GrammarKind.EBNF), GRAMMAR_FIELD),
     Field(
         "structured_outputs",
         with_fields({name: schema for name, (_, schema) in _STRUCTURED.items()} | {"json_object": FLAG}),

@@ -30,6 +30,7 @@ from server.json_body import Body, write_json
 from server.request_fields import (
     FLAG,
     FORMAT,
+    NOT_KEPT,
     OBJECT,
     PREDICTION,
     TEXT,
@@ -45,6 +46,7 @@ from server.request_fields import (
 )
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, StoppingParams
+from specdec.errors import RequestError
 
 _PART = with_fields(
     {
@@ -82,6 +84,7 @@ MESSAGE_FIELDS: Table = (
     *PROMPT_FIELDS,
     param_field(StoppingParams, "max_tokens"),
     STREAM,
+    Field("thread", NOT_KEPT),
     object_field("output_config", (FORMAT,)),
     replace(FORMAT, name="output_format"),  # its name in earlier versions of the API
     *SAMPLING,
@@ -105,9 +108,21 @@ class MessagesRequest:
     tools: ToolUse | None  # that the model knows, so its text may hold calls of them
 
 
+class ThreadNotServedError(RequestError):
+    """The server is to keep the conversation."""
+
+    reason = "THREAD_UNSUPPORTED_REQUEST"  # Anthropic's clients then send the whole conversation
+    http_status, field = 400, "thread"
+
+    def __init__(self) -> None:
+        super().__init__("thread: nothing is kept on this server; send the whole conversation in messages")
+
+
 async def parse_messages(call: Call) -> MessagesRequest:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(MESSAGE_FIELDS)
+    if body.has("thread"):
+        raise ThreadNotServedError
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     use_tools(body, fields, tools, call.model.tokenizer.loaded)
@@ -198,9 +213,9 @@ _TOO_LONG = "prompt is too long: {got} tokens > {limit} maximum; shorten it"
 def _error_body(refusal: Refusal) -> dict[str, Any]:
     """Errors as Anthropic words them; ``param`` and ``code`` are those of OpenAI."""
     kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
-    message = refusal.worded(_TOO_LONG)
-    error = {"type": kind, "message": message, "param": refusal.field, "code": refusal.reason.lower()}
-    return {"type": "error", "error": error}
+    code = refusal.reason.lower()
+    error = {"type": kind, "message": refusal.worded(_TOO_LONG), "param": refusal.field, "code": code}
+    return {"type": "error", "error": {**error, "details": {"error_code": code}}}
 
 
 ANTHROPIC_ERRORS = ErrorStyle(_error_body, named_event)
@@ -308,7 +323,6 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
 
 async def create_message(call: Call) -> None:
     """Answer a call of /v1/messages."""
-    _add_request_id(call)
     with call.model.gate.enter():
         parsed = await parse_messages(call)
         form = MessageAnswer(message_head(call), parsed, call.model.tokenizer.loaded)
@@ -317,16 +331,10 @@ async def create_message(call: Call) -> None:
 
 async def count_tokens(call: Call) -> None:
     """Answer with the length of a message's prompt."""
-    _add_request_id(call)
     body, _ = await call.read_request(PROMPT_FIELDS)
     ids = await _read_prompt(call, body, _read_tools(body, call.model.tokenizer.loaded))
     body.violations.raise_if_any()
     await call.reply(200, {"input_tokens": len(ids)})
-
-
-def _add_request_id(call: Call) -> None:
-    """Send the call's id under the name that Anthropic's clients read."""
-    call.headers.append((b"request-id", call.given_id.encode("latin-1")))
 
 
 ANTHROPIC = (

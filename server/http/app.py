@@ -212,7 +212,10 @@ _STYLES: Mapping[str, ErrorStyle] = {"/api/": OLLAMA_ERRORS, "/v1/messages": ANT
 async def _refuse(request: Request, error: Any) -> Response:
     """The answer to an unknown path or method."""
     path, headers = request.scope["path"], {}
-    found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path)
+    # A client's base URL lacks its /v1, or has one too many.
+    served = (route.path for route in request.app.routes if route.path != "/")
+    likely = next((each for each in served if each.endswith(path) or path.endswith(each)), None)
+    found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path, likely)
     if error.status_code == 405:
         # Starlette names the methods of one route only.
         methods = {name for route in request.app.routes if route.path_regex.match(path) for name in route.methods}
@@ -244,12 +247,14 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+_ANTHROPIC_ID = b"request-id"
 # A proxy's status for a client that has left; no client sees it.
 _CLIENT_LEFT = "499"
 
 
 class HttpCalls:
-    """An ASGI application around ``app``. Every answer carries an ``x-request-id``: the client's, or a fresh one."""
+    """An ASGI application around ``app``. Every answer carries an ``x-request-id``, the client's or a fresh one,
+    and repeats it as ``request-id`` for Anthropic's clients."""
 
     def __init__(self, app: ASGIApp, observer: Observer) -> None:
         self._app, self._observer = app, observer
@@ -270,7 +275,7 @@ class HttpCalls:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-                own = [(_REQUEST_ID, given)] if len(given) <= MAX_ID_CHARACTERS else []
+                own = [(_REQUEST_ID, given), (_ANTHROPIC_ID, given)] if len(given) <= MAX_ID_CHARACTERS else []
                 if record.arm:
                     own.append((ARM_HEADER.encode(), record.arm.encode()))
                 message["headers"] = [*message.get("headers", ()), *own]

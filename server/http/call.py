@@ -68,7 +68,6 @@ class Call:
         self.field_names: dict[str, str] = {}  # the body's names by the engine's; filled while the body is read
         self.supersedes_key = ""  # this call's request replaces the running one with the same key
         self.holds_headers = False  # a stream's headers wait for the first token
-        self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
         self.broken: Callable[[Refusal], bytes] | None = None  # writes the end of a broken stream; None: the dialect
         self.fields: Table = ()  # those that the endpoint reads
         self._warnings: list[FieldViolation] = []  # added while the body is read
@@ -250,7 +249,7 @@ class Call:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.began = True
-        named = [(b"date", formatdate(usegmt=True).encode()), *self.headers, *headers]
+        named = [(b"date", formatdate(usegmt=True).encode()), *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     async def _receive_piece(self) -> tuple[bytes, bool]:

@@ -48,8 +48,10 @@ class PathNotFoundError(RequestError):
     reason = "PATH_NOT_FOUND"
     http_status = 404
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"nothing is served at {path[:200]!r}; GET /openapi.json lists the endpoints")
+    def __init__(self, path: str, likely: str | None = None) -> None:
+        """likely: a path that is served."""
+        hint = "GET /openapi.json lists the endpoints" if likely is None else f"did you mean {likely}?"
+        super().__init__(f"nothing is served at {path[:200]!r}; {hint}")
 
 
 class MethodNotAllowedError(RequestError):

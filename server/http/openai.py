@@ -1,4 +1,4 @@
-"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, and DeepSeek's /beta/completions."""
+"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, and DeepSeek's /beta."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ _MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 OPENAI = (
     Endpoint("POST", "/v1/completions", complete, OPENAI_ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
     Endpoint("POST", "/v1/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
+             ("messages",), task=Task.CHAT),
+    Endpoint("POST", "/beta/chat/completions", chat, OPENAI_ERRORS, "DeepSeek: answer in a conversation", CHAT_FIELDS,
              ("messages",), task=Task.CHAT),
     Endpoint("POST", "/beta/completions", complete, OPENAI_ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS,
              ("prompt",)),

@@ -29,6 +29,7 @@ from server.json_body import Body, RequestFields
 from server.request_fields import (
     FLAG,
     FORMAT,
+    NOT_KEPT,
     OBJECT,
     PREDICTION,
     TEXT,
@@ -69,7 +70,6 @@ _ALLOWED = {
     ),
     "description": "The only ones that may be called.",
 }
-_NOTHING = {"type": "null", "description": "Nothing is kept on the server."}
 RESPONSES_FIELDS: Table = (
     MODEL,
     Field("input", either(TEXT, listed(_ITEM, minItems=1))),
@@ -87,9 +87,9 @@ RESPONSES_FIELDS: Table = (
     Field("truncation", {"enum": ["disabled"]}, Body.text),
     flag_field("store", "Ignored: the answer is never kept, and says so."),
     Field("background", {"enum": [False]}, Body.flag, default=False),
-    Field("previous_response_id", _NOTHING),
-    Field("conversation", _NOTHING),
-    Field("prompt", _NOTHING),
+    Field("previous_response_id", NOT_KEPT),
+    Field("conversation", NOT_KEPT),
+    Field("prompt", NOT_KEPT),
     *SAMPLING,
     *STOPPING,
     PREDICTION,

@@ -119,6 +119,11 @@ GRAMMARS = [
     ({"structured_outputs": {"choice": ["a"]}}, (GrammarKind.CHOICE, '["a"]')),
     ({"structured_outputs": {"grammar": "root ::= \"a\""}}, (GrammarKind.EBNF, "root ::= \"a\"")),
     ({"structured_outputs": {"json_object": True}}, (GrammarKind.JSON_OBJECT,)),
+    ({"regex": "[a-f]+"}, (GrammarKind.REGEX, "[a-f]+")),
+    ({"ebnf": "root ::= \"a\""}, (GrammarKind.EBNF, "root ::= \"a\"")),
+    # As guidance sends it to any version of vLLM.
+    ({"guided_grammar": "start: \"a\"", "structured_outputs": {"grammar": "start: \"a\""}},
+     (GrammarKind.EBNF, "start: \"a\"")),
 ]  # fmt: skip
 
 
@@ -240,6 +245,7 @@ BAD = [
     ("guided_regex", {"guided_regex": 5}),
     ("guided_regex", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
     ("structured_outputs", {"structured_outputs": {}}),
+    ("structured_outputs", {"structured_outputs": {"regex": "a"}, "guided_regex": "b"}),
     ("structured_outputs", {"structured_outputs": {"regex": "a", "json_object": True}}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": 5, "json_object": True}}),
     ("grammar", {"guided_regex": ""}), ("grammar", {"guided_json": "x" * (1 << 17)}),

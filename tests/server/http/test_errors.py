@@ -124,6 +124,9 @@ def test_one_rejected_prompt_cancels_the_others(server: Server) -> None:
 def test_unknown_paths_and_methods(server: Server) -> None:
     response = server.client.get("/nothing")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "path_not_found")
+    for path, likely in (("/chat/completions", "/v1/chat/completions"), ("/v1/api/chat", "/api/chat"),
+                         ("/v1/v1/messages", MESSAGES)):  # fmt: skip
+        assert f"did you mean {likely}?" in str(server.client.post(path, json={}).json()["error"])
     for path in (COMPLETIONS, f"{COMPLETIONS}/"):
         response = server.client.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")

@@ -52,6 +52,21 @@ def tools(client: Any, **options: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def run_tool(client: Any, **options: Any) -> dict[str, Any]:
+    """The client runs the tool itself, and asks again with its result."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Tells the weather of a city."""
+        return f"Sunny in {city}, 25 degrees."
+
+    runner = client.beta.messages.tool_runner(
+        max_tokens=64, tools=[get_weather], messages=QUESTION, max_iterations=2,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True}, **GREEDY, **options,
+    )  # fmt: skip
+    return {"turns": [message.to_dict() for message in runner]}
+
+
 def refused(client: Any, **options: Any) -> dict[str, Any]:
     """How an error arrives."""
     try:
@@ -69,6 +84,7 @@ def main(url: str, model: str) -> None:
     found = {
         "text": text(client, model=model),
         "tools": tools(client, model=model),
+        "runner": run_tool(client, model=model),
         "form": client.messages.create(
             model=model, max_tokens=40, messages=messages, output_config=form
         ).to_dict(),

@@ -46,6 +46,15 @@ def test_a_tool_is_called_and_its_result_used(seen: dict[str, Any]) -> None:
     assert "".join(block["text"] for block in found["said"]["content"])
 
 
+def test_the_clients_loop_sends_the_conversation_with_each_result(seen: dict[str, Any]) -> None:
+    first, second = seen["runner"]["turns"]
+    assert first["stop_reason"] == "tool_use"
+    sizes = [
+        sum(turn["usage"][name] for name in ("input_tokens", "cache_read_input_tokens")) for turn in (first, second)
+    ]
+    assert sizes[1] > sizes[0]
+
+
 def test_formats_stops_and_prefills(seen: dict[str, Any]) -> None:
     assert json.loads(seen["form"]["content"][0]["text"]) in ({"colour": "red"}, {"colour": "blue"})
     assert seen["form"]["stop_reason"] == "end_turn"

@@ -117,7 +117,7 @@ def test_errors_have_anthropics_shape(server: Server) -> None:
         "type": "error",
         "error": {
             "type": "invalid_request_error", "message": "max_tokens: must not be negative, and below 2^32",
-            "param": "max_tokens", "code": "invalid_argument",
+            "param": "max_tokens", "code": "invalid_argument", "details": {"error_code": "invalid_argument"},
         },
     }  # fmt: skip
     for body, status, kind in (
@@ -129,8 +129,18 @@ def test_errors_have_anthropics_shape(server: Server) -> None:
     for path, status in ((f"{MESSAGES}/batches", 404), (MESSAGES, 405)):
         response = server.client.get(path)
         assert (response.status_code, response.json()["type"]) == (status, "error")
+        assert response.headers["request-id"] == response.headers["x-request-id"]
     *_, last = server.named_stream(MESSAGES, messages=HI, cache_salt="broken")
     assert (last["type"], last["error"]["type"], last["error"]["code"]) == ("error", "api_error", "model_broken")
+
+
+def test_clients_are_told_to_send_the_whole_conversation(server: Server) -> None:
+    """As the client `anthropic` reads it, which otherwise sends only what is new."""
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        status, error = server.refused(MESSAGES, messages=HI, max_tokens=9, thread=thread)
+        assert (status, error["param"]) == (400, "thread")
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert server.ask(MESSAGES, messages=HI, max_tokens=9, thread=None)["content"]
 
 
 def test_message_ids(server: Server) -> None:

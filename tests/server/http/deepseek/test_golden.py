@@ -1,4 +1,4 @@
-"""The request of Continue's deepseek provider, and the fields of the answer that it reads."""
+"""Requests to DeepSeek's /beta: that of Continue's deepseek provider, and a conversation whose answer is begun."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def test_every_chunk_has_a_text(server: Server) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     whole = server.ask("/beta/completions", **BODY | {"stream": False, "speculation": {"mode": "off"}})
     assert whole["choices"][0]["text"] == "\x01def f"
+
+
+def test_a_begun_answer(server: Server) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well", "prefix": True}]
+    found = server.ask("/beta/chat/completions", messages=messages)
+    assert (
+        found["choices"][0]["message"] == server.ask("/v1/chat/completions", messages=messages)["choices"][0]["message"]
+    )
