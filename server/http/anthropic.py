@@ -311,9 +311,7 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
     if step is Step.CLOSE:
         return {"type": "content_block_stop", "index": block.index}
     if step is Step.OPEN:
-        empty: dict[str, Any] = {"type": "text", "text": ""}
-        if block.call is not None:
-            empty = {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": {}}
+        empty = content_block(block) | ({} if block.call is None else {"input": {}})
         return {"type": "content_block_start", "index": block.index, "content_block": empty}
     delta = {"type": "text_delta", "text": text}
     if block.call is not None:

@@ -127,12 +127,9 @@ def _documents(body: Body, given: Any) -> list[str]:
     return texts
 
 
-_SCORED = ("query", "documents")
 EMBEDDINGS = (
     Endpoint("POST", "/v1/embeddings", embed, OPENAI_ERRORS, "Embeddings of texts", EMBEDDING_FIELDS, ("input",),
              task=Task.EMBED),
-    Endpoint("POST", "/v1/rerank", rerank, OPENAI_ERRORS, "Documents by relevance to a query", RERANK_FIELDS, _SCORED,
-             task=Task.RERANK),
-    Endpoint("POST", "/rerank", rerank, OPENAI_ERRORS, "The same as /v1/rerank", RERANK_FIELDS, _SCORED,
-             task=Task.RERANK),
+    *(Endpoint("POST", path, rerank, OPENAI_ERRORS, "Documents by relevance to a query", RERANK_FIELDS,
+               ("query", "documents"), task=Task.RERANK) for path in ("/v1/rerank", "/rerank")),
 )  # fmt: skip

@@ -176,14 +176,11 @@ class LlamaAnswer:
 
     def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
         """Several samples are a list, one is not."""
-        found = [self._result(sample, totals.seed) for sample in samples]
+        found, wanted = [], self._request.request.output.logprobs is not None
+        for each in samples:
+            rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
+            found.append(result(self._request, self._model, each.text, each.token_ids, each.end, totals.seed, rows))
         return found if len(found) > 1 else found[0]
-
-    def _result(self, sample: Sample, seed: int | None) -> dict[str, Any]:
-        rows = None
-        if self._request.request.output.logprobs is not None:
-            rows = probabilities(sample.logprobs, self._tokenizer)
-        return result(self._request, self._model, sample.text, sample.token_ids, sample.end, seed, rows)
 
 
 async def infill(call: Call) -> None:

@@ -214,9 +214,6 @@ def _parsed(call: Call, fields: RequestFields, request: Request) -> LlamaRequest
     return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit, call.notes())
 
 
-_PROMPT_RULE = "must be text, a list of token ids, or a list of both"
-
-
 async def parse_completion(call: Call) -> LlamaRequest:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await _read_options(call, COMPLETION_FIELDS)
@@ -229,9 +226,8 @@ async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
     """Special tokens spelled out in a text are read as such. Only the first piece gets the begin token."""
     given: Any = body.raw("prompt")
     pieces = [given] if isinstance(given, str) else given
-    good = isinstance(pieces, list) and all(isinstance(p, str) or type(p) is int for p in pieces)
-    if not good:
-        body.refuse("prompt", _PROMPT_RULE)
+    if not isinstance(pieces, list) or not all(isinstance(p, str) or type(p) is int for p in pieces):
+        body.refuse("prompt", "must be text, a list of token ids, or a list of both")
         return ()
     if len(pieces) > 1 and all(isinstance(piece, str) for piece in pieces):
         body.refuse("prompt", "is several prompts; send each in a call of its own, or all to /v1/completions")

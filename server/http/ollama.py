@@ -20,7 +20,7 @@ from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation, read_limit
-from server.http.openai_format import extras, logprob_entries, set_logprobs
+from server.http.openai_format import extras, finish_fields, logprob_entries, set_logprobs
 from server.http.tool_calls import Part, ToolCall, as_object
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
@@ -50,7 +50,6 @@ from specdec.core.fields import INT31
 from specdec.core.types import (
     Delta,
     Finished,
-    FinishReason,
     GrammarKind,
     GrammarParams,
     OutputParams,
@@ -174,9 +173,6 @@ _MARKS = tuple((before, behind) for template in TEMPLATES for before in template
 def spells_template(text: str) -> bool:
     """Whether ``text`` spells out both marks of a model family's template: before and after the gap."""
     return any(before in text and behind in text for before, behind in _MARKS)
-
-
-_REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 
 def now() -> str:
@@ -339,7 +335,7 @@ class OllamaAnswer:
         spent, context = end.timings, {} if self._context is None else {"context": self._context}
         figures = {
             "done": True,
-            "done_reason": _REASONS.get(end.reason, "stop"),
+            "done_reason": finish_fields(end)["finish_reason"],
             "total_duration": _nanoseconds(spent.queue_ms + spent.prefill_ms + spent.decode_ms),
             "load_duration": _nanoseconds(spent.queue_ms),
             "prompt_eval_count": totals.prompt_tokens,

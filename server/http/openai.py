@@ -60,14 +60,12 @@ def _card(model: ServedModel) -> dict[str, Any]:
 
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
+_BASES = ("/v1", "/beta")  # the latter is DeepSeek's, for filling gaps and continuing messages
 OPENAI = (
-    Endpoint("POST", "/v1/completions", complete, OPENAI_ERRORS, "Continue a text", COMPLETION_FIELDS, ("prompt",)),
-    Endpoint("POST", "/v1/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
-             ("messages",), task=Task.CHAT),
-    Endpoint("POST", "/beta/chat/completions", chat, OPENAI_ERRORS, "DeepSeek: answer in a conversation", CHAT_FIELDS,
-             ("messages",), task=Task.CHAT),
-    Endpoint("POST", "/beta/completions", complete, OPENAI_ERRORS, "DeepSeek: fill a gap", COMPLETION_FIELDS,
-             ("prompt",)),
+    *(Endpoint("POST", f"{base}/completions", complete, OPENAI_ERRORS, "Continue a text, or fill a gap",
+               COMPLETION_FIELDS, ("prompt",)) for base in _BASES),
+    *(Endpoint("POST", f"{base}/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
+               ("messages",), task=Task.CHAT) for base in _BASES),
     Endpoint("GET", "/v1/models", list_models, OPENAI_ERRORS, "The models served"),
     Endpoint("GET", "/v1/models/{model:path}", show_model, OPENAI_ERRORS, "The model of a name", parameters=(_MODEL,)),
 )  # fmt: skip

@@ -99,12 +99,6 @@ RESPONSES_FIELDS: Table = (
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text")
 _CHOICES = ("auto", "none", "required")
-_STATE = "nothing is kept on this server; send the whole conversation in input"
-_NOT_SERVED = {
-    "previous_response_id": _STATE,
-    "conversation": _STATE,
-    "prompt": "no prompts are kept on this server; send instructions and input",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +134,9 @@ async def parse_responses(call: Call) -> ResponsesRequest:
 
 
 def _refuse_state(body: Body, fields: RequestFields) -> None:
-    for field, rule in _NOT_SERVED.items():
+    for field in ("previous_response_id", "conversation", "prompt"):
         if body.has(field):
-            body.refuse(field, rule)
+            body.refuse(field, "nothing is kept on this server; send the whole conversation in instructions and input")
     if fields.own["background"]:
         body.refuse("background", "this server answers at once and keeps nothing; leave it out")
     if fields.own.get("truncation", "disabled") != "disabled":
