@@ -46,6 +46,7 @@ from server.request_fields import (
 )
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, OutputParams, Request, RequestEvent, StoppingParams
+from specdec.errors import InvalidRequestError
 
 LOGPROBS = "message.output_text.logprobs"
 _ITEM = with_fields(
@@ -114,9 +115,9 @@ class ResponsesRequest:
 async def parse_responses(call: Call) -> ResponsesRequest:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(RESPONSES_FIELDS)
+    _refuse_state(body, fields)
     for name in ("prompt", "messages"):
         call.field_names[name] = "input"
-    _refuse_state(body, fields)
     ids: tuple[int, ...] = ()
     tokenizer = call.model.tokenizer.loaded
     tools = _read_tools(body, tokenizer)
@@ -136,7 +137,8 @@ async def parse_responses(call: Call) -> ResponsesRequest:
 def _refuse_state(body: Body, fields: RequestFields) -> None:
     for field in ("previous_response_id", "conversation", "prompt"):
         if body.has(field):
-            body.refuse(field, "nothing is kept on this server; send the whole conversation in instructions and input")
+            rule = "nothing is kept on this server; send the whole conversation in instructions and input"
+            raise InvalidRequestError.of(field, rule)  # at once: later on `prompt` is the engine's name of the input
     if fields.own["background"]:
         body.refuse("background", "this server answers at once and keeps nothing; leave it out")
     if fields.own.get("truncation", "disabled") != "disabled":

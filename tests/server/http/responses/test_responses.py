@@ -167,7 +167,8 @@ def test_errors(server: Server) -> None:
         found, error = server.refused(RESPOND, **{"input": "hi"} | body)
         assert (found, error["code"]) == (status, code)
     assert server.refused(RESPOND, input="x" * 200)[1]["param"] == "input"
-    assert server.refused(RESPOND, input="hi", previous_response_id="resp_1")[1]["param"] == "previous_response_id"
+    for field, value in (("previous_response_id", "resp_1"), ("conversation", "conv_1"), ("prompt", {"id": "pmpt_1"})):
+        assert server.refused(RESPOND, input="hi", **{field: value})[1]["param"] == field
 
 
 def test_a_broken_stream_ends_with_a_failed_event(server: Server) -> None:
