@@ -140,7 +140,7 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (),
     "chat_template": (), "chat_template_kwargs": (), "documents": (), "continue_final_message": (),
     "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,), "guided_whitespace_pattern": (),
-    "safe_prompt": (), "prompt_mode": (),
+    "safe_prompt": (), "prompt_mode": (), "moderation": (),
     # grammars, where another dialect's name is used
     "grammar": (), "json_schema": (), "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "format": (), "regex": (), "ebnf": (),
@@ -151,6 +151,7 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (), "tfs_z": (1,), "image_data": (), "grammar_lazy": (), "images": (),
     # Anthropic, OpenAI's Responses
     "thinking": ({"type": "disabled"},), "mcp_servers": (), "context_management": (), "max_tool_calls": (),
+    "compaction": (), "container": (),
     "effort": ("high",), "reasoning": ({"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     # SGLang, TGI and others
     "lora_path": (), "adapter_id": (), "stop_regex": (), "no_stop_trim": (), "session_params": (),

@@ -47,6 +47,11 @@ def test_an_effort_that_the_model_does_not_know_is_reported(server: Server) -> N
     assert not warned("/v1/messages", output_config={"effort": "high"})
 
 
+def test_a_summary_or_files_that_the_server_should_keep_are_reported(server: Server) -> None:
+    answer = server.ask("/v1/messages", **dict(ASKS)["/v1/messages"], compaction={"type": "summarize"}, container="c")
+    assert [note["param"] for note in answer["warnings"]] == ["compaction", "container"]
+
+
 def test_streams_list_ignored_fields(server: Server) -> None:
     for path, body in ASKS[:4]:
         events = [event for event in server.stream(path, **body, xtc_probability=0.5) if event != "[DONE]"]
