@@ -212,9 +212,9 @@ _STYLES: Mapping[str, ErrorStyle] = {"/api/": OLLAMA_ERRORS, "/v1/messages": ANT
 async def _refuse(request: Request, error: Any) -> Response:
     """The answer to an unknown path or method."""
     path, headers = request.scope["path"], {}
-    # A client's base URL lacks its /v1, or has one too many.
-    served = (route.path for route in request.app.routes if route.path != "/")
-    likely = next((each for each in served if each.endswith(path) or path.endswith(each)), None)
+    # A client's base URL may lack its /v1, or have one too many.
+    served = {route.path for route in request.app.routes}
+    likely = next((each for each in (f"/v1{path}", path.removeprefix("/v1")) if each in served), None)
     found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path, likely)
     if error.status_code == 405:
         # Starlette names the methods of one route only.

@@ -127,6 +127,8 @@ def test_unknown_paths_and_methods(server: Server) -> None:
     for path, likely in (("/chat/completions", "/v1/chat/completions"), ("/v1/api/chat", "/api/chat"),
                          ("/v1/v1/messages", MESSAGES)):  # fmt: skip
         assert f"did you mean {likely}?" in str(server.client.post(path, json={}).json()["error"])
+    for path in ("/openai/deployments/fake/chat/completions", "/v1", "/v1/"):
+        assert "did you mean" not in server.client.post(path, json={}).json()["error"]["message"]
     for path in (COMPLETIONS, f"{COMPLETIONS}/"):
         response = server.client.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
