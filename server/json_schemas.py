@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -14,6 +15,8 @@ _UNENFORCED = frozenset(
     }
 )  # fmt: skip
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+# Look-around, word boundaries and references to groups, which a pattern of zod or of a tool may have.
+_LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB1-9])")
 _ONE_OF = "oneOf"  # enforced where no value matches two alternatives, as far as the library can tell
 _DEFINITIONS = ("$defs", "definitions")
 _NAMED = ("properties", "patternProperties", *_DEFINITIONS)  # keywords whose values are schemas by name
@@ -33,14 +36,14 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return dict(schema), ""
     names = ", ".join(name for name in found if name != _ONE_OF)
     warning = f"{names}: not enforced, because no grammar expresses it" if names else ""
-    return {**_changed(schema, _without_counts), "x-guidance": {"lenient": True, **options}}, warning
+    return {**_changed(schema, _without_refused), "x-guidance": {"lenient": True, **options}}, warning
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords that llguidance refuses unless it is lenient, `_COUNTS` also then."""
+    """Keywords that llguidance refuses unless it is lenient, patterns and `_COUNTS` also then."""
     for each in _all(schema):
         for keyword, value in each.items():
-            if keyword in _UNENFORCED or keyword == _ONE_OF or (keyword in _COUNTS and not _is_counted(each)):
+            if keyword in _UNENFORCED or keyword == _ONE_OF or _is_refused(keyword, each):
                 yield keyword
             elif keyword == "format" and isinstance(value, str) and value not in _FORMATS and _may_be_text(each):
                 yield f"format {value[:32]}"
@@ -67,8 +70,14 @@ def _is_counted(schema: Mapping[str, Any]) -> bool:
     return is_closed and least <= one_more and most in (None, one_more)
 
 
-def _without_counts(schema: dict[str, Any]) -> dict[str, Any]:
-    return schema if _is_counted(schema) else {key: value for key, value in schema.items() if key not in _COUNTS}
+def _is_refused(keyword: str, schema: Mapping[str, Any]) -> bool:
+    if keyword == "pattern":
+        return isinstance(schema[keyword], str) and _LOOKS.search(schema[keyword]) is not None
+    return keyword in _COUNTS and not _is_counted(schema)
+
+
+def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if not _is_refused(key, schema)}
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:

@@ -69,6 +69,20 @@ def test_alternatives_that_one_value_may_match_are_as_any_of() -> None:
 
 
 @pytest.mark.parametrize("inside", INSIDE)
+def test_patterns_that_no_grammar_expresses_are_left_out_and_named(inside: Any) -> None:
+    for pattern in ("^(?!a).*$", "(?=a)b", "(?<=a)b", "(?<!a)b", r"\\(?=a)", r"\bword\b", r"(a)\1"):
+        schema = inside({"type": "string", "maxLength": 9, "pattern": pattern})
+        found, warning = lenient(schema)
+        assert warning == "pattern: not enforced, because no grammar expresses it"
+        assert found.pop("x-guidance") == {"lenient": True}
+        assert found == inside({"type": "string", "maxLength": 9})
+        assert not compiles(schema)
+    for pattern in (r"a\(?=b", r"\\b", "(?<name>a)", "(?:a|b)", 5):
+        schema = inside({"type": "string", "pattern": pattern})
+        assert lenient(schema) == (schema, "")
+
+
+@pytest.mark.parametrize("inside", INSIDE)
 def test_counts_of_properties_that_no_grammar_limits_are_left_out_and_named(inside: Any) -> None:
     listed = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
     for counts in ({"minProperties": 1}, {"minProperties": 2, "additionalProperties": False}, {"maxProperties": 1}):
