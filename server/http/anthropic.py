@@ -205,8 +205,6 @@ _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
-
-
 _TOO_LONG = "prompt is too long: {got} tokens > {limit} maximum; shorten it"
 
 

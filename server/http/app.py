@@ -100,9 +100,6 @@ class EndpointApp:
             call.ended()
 
 
-_OLLAMA = "/api/"
-
-
 def model_of(call: Call, endpoint: Endpoint) -> ServedModel:
     """The model that the path, the body or the query names; without a name, the first that can do the endpoint's task.
 
@@ -114,7 +111,7 @@ def model_of(call: Call, endpoint: Endpoint) -> ServedModel:
         body = call.data if call.content else {}
     except InvalidRequestError:  # the endpoint raises it again if it reads the body
         body = {}
-    old = body.get("name") if endpoint.path.startswith(_OLLAMA) else None
+    old = body.get("name") if endpoint.path.startswith("/api/") else None  # of older clients of Ollama
     named = (call.path_params.get("model"), body.get("model"), old, call.query.get("model"))
     asked = next((name for name in named if name and isinstance(name, str)), "")
     found = call.server.models.find(asked, Task.FILL if body.get("suffix") else endpoint.task)

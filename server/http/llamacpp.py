@@ -294,9 +294,9 @@ TEMPLATE_FIELDS: Table = (MODEL, *CONVERSATION)
 _ERRORS = ErrorStyle(_error_body, sse)
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
-_GAP = ("input_prefix", "input_suffix")
 LLAMACPP = (
-    Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS, _GAP, task=Task.FILL),
+    Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS,
+             ("input_prefix", "input_suffix"), task=Task.FILL),
     *(
         Endpoint("POST", path, complete, _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
         for path in ("/completion", "/completions")

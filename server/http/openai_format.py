@@ -41,8 +41,6 @@ ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 422: "not_supported_error", 429: "rate_limit_error",
     500: "server_error", 501: "not_supported_error", 503: "server_error",
 }  # fmt: skip
-
-
 TOO_LONG = "This model's maximum context length is {limit} tokens, but the {message}"
 
 
@@ -143,10 +141,9 @@ def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]
     """``finish_reason`` (``abort``, as in vLLM, if the request was aborted by its id), and vLLM's ``stop_reason``: the
     caller's stop string or token id that ended the sample."""
     reason = _REASONS.get(event.reason, "stop")
-    own_end = event.reason == FinishReason.EOS
     return {
         "finish_reason": "tool_calls" if called_tools and reason == "stop" else reason,
-        "stop_reason": None if own_end else event.matched_stop,
+        "stop_reason": None if event.reason is FinishReason.EOS else event.matched_stop,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import specdec
 from server.http.call import Call, Endpoint
 from server.http.openai_format import OPENAI_ERRORS
+from server.request_fields import TEXT
 from server.served_model import ServedModel
 
 PATH = "/v1/loads"
@@ -53,7 +54,5 @@ def _core(model: ServedModel) -> dict[str, Any]:
     }
 
 
-_PARAMETERS = (
-    {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Where several are served."},
-)  # fmt: skip
-SGLANG = (Endpoint("GET", PATH, loads, OPENAI_ERRORS, "SGLang: how busy the server is", parameters=_PARAMETERS),)
+_MODEL = {"name": "model", "in": "query", "schema": TEXT, "description": "Where several are served."}
+SGLANG = (Endpoint("GET", PATH, loads, OPENAI_ERRORS, "SGLang: how busy the server is", parameters=(_MODEL,)),)

@@ -49,11 +49,9 @@ async def tokenize(call: Call) -> None:
         tools = read_tools(body, model.tokenizer.loaded)
         ids = await read_conversation(body, model, tools, add_generation_prompt=own["add_generation_prompt"])
     body.violations.raise_if_any()
-    texts = None
-    if own["return_token_strs"]:
-        pieces = map(model.tokenizer.loaded.token_bytes, ids)
-        texts = [piece.decode("utf-8", "replace") for piece in pieces]
-    max_context = call.model.info.max_context
+    pieces = map(model.tokenizer.loaded.token_bytes, ids)
+    texts = [piece.decode("utf-8", "replace") for piece in pieces] if own["return_token_strs"] else None
+    max_context = model.info.max_context
     await call.reply(200, {"count": len(ids), "max_model_len": max_context, "tokens": ids, "token_strs": texts})
 
 
