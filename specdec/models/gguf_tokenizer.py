@@ -116,7 +116,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     if (longest := max(map(len, tokens))) > _LONGEST_JOINED:
         raise ModelError(f"{file.path}: a token of {longest} characters, where a few dozen are usual; it is damaged")
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
-    merges = _merges_from_scores(vocabulary, tokens, types, scores)
+    merges = _merges_from_scores(tokens, types, scores)
     tokenizer = Tokenizer(
         _bpe(file, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
     )
@@ -140,12 +140,11 @@ def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
     return {token: i for i, (token, kind) in entries if kind != _UNUSED or not _PADDING.fullmatch(token)}
 
 
-def _merges_from_scores(
-    vocabulary: dict[str, int], tokens: list[str], types: list[int], scores: list[float]
-) -> list[tuple[str, str]]:
+def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to split a token into two others, by falling score of the token.
 
-    As BPE merges these do what SentencePiece does, which joins the neighbours whose union scores highest.
+    As BPE merges these do what SentencePiece does, which joins the neighbours whose union scores highest. Of equal
+    scores, which Mistral gives all runs of spaces, it joins the leftmost: a longer left part first has that effect.
     """
     joinable = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
@@ -153,7 +152,7 @@ def _merges_from_scores(
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in joinable and right in joinable:
-                ranked.append((-scores[token_id], vocabulary[left], vocabulary[right], left, right))
+                ranked.append((-scores[token_id], -cut, -len(right), left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
 
@@ -194,7 +193,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 4  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 5  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:

@@ -20,8 +20,10 @@ from tests.models.tiny_gguf import write_tiny_gguf
 
 Tiny = Callable[[str], Path]
 
-PIECES = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "ca", "cab", "aa", "bcab", "▁▁", "é"]
-SCORES = [-9.0, -9.1, -9.2, -9.3, -3.0, -2.0, -1.0, -4.0, -2.5, -5.0, -0.5, -6.0, -0.7, -3.5, -9.4]
+PIECES = {
+    "▁": -9.0, "a": -9.1, "b": -9.2, "c": -9.3, "▁a": -3.0, "ab": -2.0, "bc": -1.0, "abc": -4.0, "▁ab": -2.5,
+    "ca": -5.0, "cab": -0.5, "aa": -6.0, "bcab": -0.7, "▁▁": -3.5, "é": -9.4,
+}  # fmt: skip
 
 
 def _convert(**metadata: Any) -> Tokenizer:
@@ -29,17 +31,17 @@ def _convert(**metadata: Any) -> Tokenizer:
     return Tokenizer(*convert_gguf_tokenizer(SimpleNamespace(path=Path("m.gguf"), metadata=keys)))  # type: ignore[arg-type]
 
 
-def _sentencepiece(**metadata: Any) -> Tokenizer:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
-    types = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
-    scores = [0.0] * 259 + SCORES
+def _sentencepiece(pieces: dict[str, float] | None = None, **metadata: Any) -> Tokenizer:
+    pieces = pieces or PIECES
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    scores = [0.0] * 259 + list(pieces.values())
     given = {"bos_token_id": 1, "eos_token_id": 2} | metadata
     return _convert(model="llama", tokens=tokens, token_type=types, scores=scores, **given)
 
 
-def _join_best(text: str) -> list[str]:
+def _join_best(text: str, score: dict[str, float]) -> list[str]:
     """SentencePiece's rule, naively: join the best scoring neighbours, leftmost first, while any pair is a piece."""
-    score = dict(zip(PIECES, SCORES, strict=True))
     symbols = list(text)
     while True:
         joins = [(score[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
@@ -54,7 +56,17 @@ def test_scores_merge_like_sentencepiece(text: str) -> None:
     tokenizer = SENTENCEPIECE
     names = {token_id: token for token, token_id in tokenizer.vocabulary.items()}
     found = [names[i] for i in tokenizer.encode(text, add_special=False)]
-    assert found == _join_best(text.replace(" ", "▁"))
+    assert found == _join_best(text.replace(" ", "▁"), PIECES)
+
+
+def test_of_equal_scores_the_leftmost_is_joined() -> None:
+    """Mistral's runs of spaces all score the same; their order is that of its vocabulary."""
+    runs = {"▁" * length: -1e9 for length in (2, 4, 8, 16, 5, 6, 12, 13, 10, 14, 3, 9, 7, 11, 1)}
+    tokenizer = _sentencepiece(runs, add_space_prefix=False)
+    names = {token_id: token for token, token_id in tokenizer.vocabulary.items()}
+    for length in range(1, 70):
+        found = [names[i] for i in tokenizer.encode(" " * length, add_special=False)]
+        assert found == _join_best("▁" * length, runs), length
 
 
 @given(text=st.text(max_size=12))
