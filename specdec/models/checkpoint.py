@@ -114,20 +114,23 @@ def well_formed(where: str) -> Iterator[None]:
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
 MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
 MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many
+_LFS_BYTES = 1024  # that a pointer of Git LFS may have
 
 
 def check_regular(path: Path) -> os.stat_result:
     """The status of the file ``path``.
 
     Raises:
-        ModelError: it is no regular file, whose reading may never end, or cannot be read.
+        ModelError: it is no regular file, whose reading may never end, stands for one in Git LFS, or cannot be read.
     """
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path}: is no regular file")
+        if status.st_size < _LFS_BYTES and path.read_bytes().startswith(b"version https://git-lfs."):
+            raise ModelError(f"{path}: only stands for a file in Git LFS; run `git lfs pull` in its folder")
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{path}: is no regular file")
     return status
 
 

@@ -113,7 +113,7 @@ class GGUFFile:
 
     def _read(self) -> None:
         if bytes(self._data[:4]) != _MAGIC:
-            raise ModelError(f"{self.path}: not a GGUF file")
+            raise ModelError(f"{self.path}: not a GGUF file; give one, or a Hugging Face model folder")
         self._at = 4
         version = self._scalar("I")
         if version not in (2, 3):

@@ -302,8 +302,11 @@ class _Reader:
         return (int(window) if any(flags) else None), flags
 
     def _rope(self) -> RopeConfig:
-        """Reads both spellings: ``rope_parameters`` (transformers 5), and ``rope_theta`` with ``rope_scaling``."""
-        given = self.data.get("rope_parameters") or {}
+        """Reads both spellings: ``rope_parameters`` (transformers 5), and ``rope_theta`` with ``rope_scaling``.
+
+        Where both are given, somebody added ``rope_scaling``, as model cards advise.
+        """
+        given, added = self.data.get("rope_parameters") or {}, self.data.get("rope_scaling")
         if self.family == "gemma3":
             full = given.get("full_attention") or {}
             local = given.get("sliding_attention") or {}
@@ -311,13 +314,12 @@ class _Reader:
             local_theta = local.get("rope_theta", self.data.get("rope_local_base_freq", 10_000.0))
             if _scaling(local, self.name) is not None:
                 raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported")
-            scaling = full if "full_attention" in given else self.data.get("rope_scaling")
-            return RopeConfig(float(theta), float(local_theta), _scaling(scaling or {}, self.name))
+            return RopeConfig(float(theta), float(local_theta), _scaling(added or full, self.name))
         theta = given.get("rope_theta", self.data.get("rope_theta", 10_000.0))
         partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
         if partial != 1.0:
             raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported")
-        return RopeConfig(float(theta), None, _scaling(given or self.data.get("rope_scaling") or {}, self.name))
+        return RopeConfig(float(theta), None, _scaling(added or given, self.name))
 
 
 def _scaling(given: dict[str, Any], name: str) -> tuple[str | float, ...] | None:

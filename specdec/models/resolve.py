@@ -101,8 +101,6 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     if path.is_dir():
         return _folder(path)
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"{path}: not a model; give a .gguf file or a Hugging Face model folder")
         return GGUFCheckpoint(path)
     if ref.startswith(RANDOM_PREFIX):
         from specdec.models.random_model import RandomCheckpoint
@@ -153,8 +151,12 @@ def _from_hub(repository: str, pins: Path) -> Checkpoint:
 def _folder(path: Path) -> Checkpoint:
     """A model folder, or a folder with a single .gguf file."""
     files = sorted(path.glob("*.gguf"))
-    if not (path / "config.json").exists() and files:
-        if len(files) > 1:
-            raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
-        return GGUFCheckpoint(files[0])
-    return HFCheckpoint(path)
+    if (path / "config.json").exists():
+        return HFCheckpoint(path)
+    if len(files) > 1:
+        raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
+    if (path / "adapter_config.json").exists():
+        raise ModelError(
+            f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save model and tokenizer"
+        )
+    return GGUFCheckpoint(files[0]) if files else HFCheckpoint(path)

@@ -107,6 +107,9 @@ def test_rope_in_either_form() -> None:
     assert parse_hf_config(old, "m").rope.scaling == ("llama3", 8.0, 1.0, 4.0, 64.0)
     linear = parse_hf_config(base | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "m")
     assert (linear.rope.theta, linear.rope.scaling) == (10000.0, ("linear", 2.0))
+    saved = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    added = parse_hf_config(saved | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "m")
+    assert (added.rope.theta, added.rope.scaling) == (5e5, ("linear", 2.0))
 
 
 def test_sparse_multimodal_gemma_config() -> None:

@@ -241,6 +241,12 @@ def test_endless_files_are_rejected_by_name(kind: str, name: str, folder: Path) 
     assert f"{path}: is no regular file" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_clone_without_git_lfs_is_named(name: str, folder: Path) -> None:
+    (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
+    assert f"{folder / name}: only stands for a file in Git LFS; run `git lfs pull`" in refusal(folder)
+
+
 @pytest.mark.parametrize(("name", "size"), [("config.json", 9 << 20), ("tokenizer.json", 49 << 20)])
 def test_the_size_of_a_file_is_checked_before_reading(name: str, size: int, folder: Path) -> None:
     os.truncate(folder / name, size)

@@ -19,6 +19,7 @@ from specdec.models.fetch import fetch_from_hub
 from specdec.models.load import load_model
 from specdec.models.memory import check_memory
 from tests.models.tiny import make_tiny_model
+from tests.models.tiny_gguf import write_tiny_gguf
 
 Tiny = Callable[[str], Path]
 
@@ -42,8 +43,20 @@ def test_unknown_references(ref: str, words: str, tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
-    with pytest.raises(ModelError, match=r"model\.bin: not a model; give a \.gguf file"):
+    with pytest.raises(ModelError, match=r"model\.bin: not a GGUF file; give one, or a Hugging Face model folder"):
         load_model(str(tmp_path / "model.bin"), dtype="int8", cache_dir=tmp_path)
+
+
+def test_a_gguf_file_of_any_name(tiny: Tiny, tmp_path: Path) -> None:
+    """Caches of downloads name files by their digests."""
+    write_tiny_gguf(tiny("llama"), tmp_path / "sha256-4d7a21")
+    assert load_model(str(tmp_path / "sha256-4d7a21"), dtype="int8", cache_dir=tmp_path).config.n_layers == 2
+
+
+def test_an_adapter_alone_is_no_model(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ModelError, match="holds an adapter alone; merge it"):
+        load_model(str(tmp_path), dtype="int8", cache_dir=tmp_path)
 
 
 def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
