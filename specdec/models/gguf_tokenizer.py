@@ -146,15 +146,15 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
     As BPE merges these do what SentencePiece does, which joins the neighbours whose union scores highest. Of equal
     scores, which Mistral gives all runs of spaces, it joins the leftmost: a longer left part first has that effect.
     """
-    joinable = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _USER_DEFINED)}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, token_id in joinable.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in joinable and right in joinable:
-                ranked.append((-scores[token_id], -cut, -len(right), left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    kinds = (_NORMAL, _USER_DEFINED)
+    joinable = {t: score for t, kind, score in zip(tokens, types, scores, strict=True) if kind in kinds}
+    ranked = [
+        (-score, -cut, cut - len(token), token[:cut], token[cut:])
+        for token, score in joinable.items()
+        for cut in range(1, len(token))
+        if token[:cut] in joinable and token[cut:] in joinable
+    ]
+    return [(left, right) for *_, left, right in sorted(ranked)]
 
 
 def _add_named(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:

@@ -302,10 +302,7 @@ class _Reader:
         return (int(window) if any(flags) else None), flags
 
     def _rope(self) -> RopeConfig:
-        """Reads both spellings: ``rope_parameters`` (transformers 5), and ``rope_theta`` with ``rope_scaling``.
-
-        Where both are given, somebody added ``rope_scaling``, as model cards advise.
-        """
+        """Reads ``rope_parameters`` (transformers 5), and ``rope_scaling``: the former spelling, or added by hand."""
         given, added = self.data.get("rope_parameters") or {}, self.data.get("rope_scaling")
         if self.family == "gemma3":
             full = given.get("full_attention") or {}

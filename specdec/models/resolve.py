@@ -34,9 +34,7 @@ class HFCheckpoint:
     def fingerprint(self) -> str:
         """SHA-256 over the configuration and every weight file."""
         read_json(self.path / "config.json")  # first: a folder without it is most often no model at all
-        optional = self.path / "generation_config.json"
-        extra = [optional] if optional.exists() else []
-        return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
+        return fingerprint_files([self.path / "config.json", *weight_files(self.path)])
 
     def open(self) -> TensorSource:
         """The tensors; for a quantised folder, a `QuantizedSource`."""
@@ -156,7 +154,5 @@ def _folder(path: Path) -> Checkpoint:
     if len(files) > 1:
         raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
     if (path / "adapter_config.json").exists():
-        raise ModelError(
-            f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save model and tokenizer"
-        )
+        raise ModelError(f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save the whole model")
     return GGUFCheckpoint(files[0]) if files else HFCheckpoint(path)
