@@ -238,7 +238,7 @@ class _Reader:
 
     def read(self) -> ModelConfig:
         if int(self._get("expert_count", 0)) > 0:
-            raise UnsupportedModelError(f"{self.file.path}: mixture-of-experts models are not supported")
+            raise UnsupportedModelError(f"{self.file.path}: mixture-of-experts is not supported; use a dense model")
         for key, only in _ONLY.items():
             if (value := self._get(key, only)) != only:
                 raise UnsupportedModelError(
@@ -290,7 +290,7 @@ class _Reader:
         if isinstance(value, list) and len(set(value)) == 1:  # given per layer, all equal
             value = value[0]
         if isinstance(value, list):
-            raise UnsupportedModelError(f"{self.file.path}: '{key}' differs between layers, which is not supported")
+            raise UnsupportedModelError(f"{self.file.path}: '{key}' differs between layers; use another model")
         if not isinstance(value, int) or not 0 < value <= most:
             raise ModelError(
                 f"{self.file.path}: metadata '{self.architecture}.{key}' must be a positive integer, "
@@ -324,7 +324,7 @@ class _Reader:
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")
         if kind not in ("linear", "none"):
-            raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported")
+            raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported; use another file")
         scaled = kind == "linear" and factor != 0.0
         if "rope_freqs.weight" in self.file.tensors:
             factors = self.file.rows("rope_freqs.weight", slice(None)).reshape(-1)

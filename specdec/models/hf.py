@@ -277,7 +277,7 @@ class _Reader:
         default = "gelu_pytorch_tanh" if self.family == "gemma3" else "silu"
         activation = _ACTIVATIONS.get(given or default)
         if activation is None:
-            raise UnsupportedModelError(f"{self.name}: activation '{given}' is not supported")
+            raise UnsupportedModelError(f"{self.name}: activation '{given}' is not supported; use another model")
         return activation
 
     def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
@@ -310,12 +310,12 @@ class _Reader:
             theta = full.get("rope_theta", self.data.get("rope_theta", 1_000_000.0))
             local_theta = local.get("rope_theta", self.data.get("rope_local_base_freq", 10_000.0))
             if _scaling(local, self.name) is not None:
-                raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported")
+                raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported; remove it")
             return RopeConfig(float(theta), float(local_theta), _scaling(added or full, self.name))
         theta = given.get("rope_theta", self.data.get("rope_theta", 10_000.0))
         partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
         if partial != 1.0:
-            raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported")
+            raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported; use another model")
         return RopeConfig(float(theta), None, _scaling(added or given, self.name))
 
 
