@@ -26,10 +26,8 @@ from specdec.core.types import (
     FinishReason,
     Request,
     RequestEvent,
-    SpeculationStats,
     StepTrace,
-    Timings,
-    Usage,
+    unstarted,
 )
 from specdec.errors import DuplicateRequestError, EngineDeadError, RequestError
 
@@ -350,7 +348,8 @@ class EngineClient:
         dropped = self._queue.drop(engine_id)
         if dropped is None:
             return False
-        for event in _unstarted(engine_id, *dropped, reason):
+        request, waited_s = dropped
+        for event in unstarted(engine_id, request, reason, waited_s * 1e3):
             self._table.deliver(event)
         return True
 
@@ -462,15 +461,6 @@ class EngineClient:
         number, answer = self._calls.open(read)
         self.engine.send(Frame.ADMIN, number, command, args)
         return await answer
-
-
-def _unstarted(engine_id: str, request: Request, waited_s: float, reason: FinishReason) -> list[Finished]:
-    """The end of a request that the engine never got."""
-    usage, queue_ms = Usage(len(request.prompt_ids), 0, 0), waited_s * 1e3
-    return [
-        Finished(engine_id, index, reason, None, usage, SpeculationStats(), Timings(queue_ms))
-        for index in range(request.sampling.n)
-    ]
 
 
 def _with_draft(config: EngineConfig, draft: str | None, dtype: WeightDtype | None) -> EngineConfig:

@@ -1,9 +1,10 @@
-"""The cores and the memory that this process may use: the machine's, or what the control groups around it leave."""
+"""The cores and the memory that this process may use: the machine's, or what limits and control groups leave."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,11 +30,16 @@ def usable_cores(mount: Path = _MOUNT, own: Path = _OWN_GROUPS) -> int:
 
 
 def available_bytes(mount: Path = _MOUNT, own: Path = _OWN_GROUPS) -> int:
-    """Bytes that this process may still take: the machine's free memory, or what a limit of its control groups leaves.
+    """Bytes that this process may still take: the machine's free memory, or what a limit of its control groups or of
+    its address space (`ulimit -v`) leaves.
 
     mount, own: as of `usable_cores`.
     """
-    return min([psutil.virtual_memory().available, *_limits("memory", _MEMORY_V2, _MEMORY_V1, _free, mount, own)])
+    free = [psutil.virtual_memory().available, *_limits("memory", _MEMORY_V2, _MEMORY_V1, _free, mount, own)]
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        free.append(most - psutil.Process().memory_info().vms)
+    return min(free)
 
 
 def _limits(

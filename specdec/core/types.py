@@ -465,6 +465,12 @@ class Failed:
 RequestEvent = Started | Delta | Finished | Failed
 
 
+def unstarted(request_id: str, request: Request, reason: FinishReason, queue_ms: float) -> list[Finished]:
+    """The ends of all samples of a request that was never scheduled."""
+    usage, times = Usage(len(request.prompt_ids)), Timings(queue_ms)
+    return [Finished(request_id, i, reason, None, usage, SpeculationStats(), times) for i in range(request.sampling.n)]
+
+
 @dataclass(slots=True)
 class DrafterTrace:
     """One drafter's part in a step."""

@@ -232,8 +232,7 @@ def report_memory(budget: MemoryBudget) -> None:
     budget.check()
     _LOG.info("%s", budget.summary())
     if budget.needed + budget.later > budget.available:
-        growing = [need for need in budget.needs if need.later]
-        options = ", ".join(option for need in growing for option in need.options)
+        options = ", ".join(option for need in budget.needs if need.later for option in need.options)
         _LOG.warning("memory: enough at start, but not for all that serving may grow to; lower %s to be safe", options)
 
 

@@ -14,10 +14,9 @@ from specdec.core.types import (
     FinishReason,
     Request,
     RequestEvent,
-    SpeculationStats,
     Started,
-    Timings,
     Usage,
+    unstarted,
 )
 
 
@@ -100,9 +99,7 @@ class RequestTable:
 
     def finish_unstarted(self, request: Request, reason: FinishReason, queue_ms: float) -> None:
         """Publish `Finished` for all samples of a request that never had sequences."""
-        for index in range(request.sampling.n):
-            usage, timings = Usage(len(request.prompt_ids)), Timings(queue_ms)
-            self._events.append(Finished(request.request_id, index, reason, None, usage, SpeculationStats(), timings))
+        self._events += unstarted(request.request_id, request, reason, queue_ms)
 
     def fail(self, request_id: str, reason: str, message: str, details: Seq[Any] = ()) -> None:
         """Publish `Failed` for a request that has no sequences any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -192,6 +193,14 @@ def test_a_host_path_inside_a_container_finds_the_containers_limit(tmp_path: Pat
     write_group(tmp_path / "mount", "1000", 100, 0, 2)
     assert available_bytes(tmp_path / "mount", own) == 900
     assert available_bytes(tmp_path / "mount", tmp_path / "missing") == 900
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_limit_of_the_address_space_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(vms=700))
+    for most, available in ((resource.RLIM_INFINITY, 9000), (20_000, 9000), (1000, 300)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, most=most: (most, resource.RLIM_INFINITY))
+        assert available_bytes(tmp_path) == available
 
 
 GIB = 1 << 30
