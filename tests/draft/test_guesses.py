@@ -148,6 +148,13 @@ def test_right_guesses_save_forwards() -> None:
     assert drafting.decoder.rows[-1] == len(texts[0]) + 1  # a second guess would be for a third level
 
 
+def test_texts_of_another_salt_are_not_guessed_from() -> None:
+    table = NgramTable()
+    table.add("ours", 1, 2, 3)
+    assert table.guess("ours", 1, 2) == table.guess("ours", 9, 2) == [3]
+    assert table.guess("theirs", 1, 2) == table.guess("", 9, 2) == []
+
+
 def test_rows_are_guessed_only_where_they_are_cheap() -> None:
     def rows(ms_of_two: float, sequences: int = 1) -> int:
         texts = [[5, 6, 7, 8 + i] for i in range(sequences)]

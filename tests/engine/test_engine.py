@@ -115,6 +115,19 @@ def test_min_tokens_delays_stops() -> None:
     assert ids[2] not in out[:12]
 
 
+def test_min_tokens_counts_the_tokens_before_it_in_a_tree() -> None:
+    ids, _ = free_run()
+    least = max(ids.index(token) for token in ids)
+    stopping = StoppingParams(max_tokens=30, min_tokens=least, stop_token_ids=(ids[least],), ignore_eos=True)
+    engine = tiny_engine()
+    run_all(engine, [request(max_tokens=30)])  # its text is the next one's draft
+    events = run_all(engine, [request(stopping=stopping, speculation=SpeculationParams(SpeculationMode.ON))])
+    assert tokens_of(events, "r") == ids[: least + 1]
+    done = finish_of(events, "r")
+    assert done.reason is FinishReason.STOP_TOKEN
+    assert done.stats.num_steps < least / 2
+
+
 def test_samples_differ_and_sample_zero_equals_the_single_one() -> None:
     sampling = SamplingParams(temperature=1.0, seed=11, n=3)
     events = run_all(tiny_engine(), [request(sampling=sampling, prompt=tuple(range(100)))])

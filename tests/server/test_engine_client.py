@@ -59,6 +59,15 @@ def test_requests_that_end_with_another_are_failed_once(monkeypatch: pytest.Monk
     assert len(table) == 0
 
 
+def test_late_events_of_a_request_do_not_reach_the_next_one_of_its_id() -> None:
+    table = RequestTable(lambda _: None)
+    engine_id, stream = table.open(make_request("r"))
+    stream.close()
+    _, again = table.open(make_request("r"))
+    table.deliver(Finished(engine_id, 0, FinishReason.ABORTED, None, Usage(), SpeculationStats(), Timings()))
+    assert again.samples_left == 1
+
+
 async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
     async with client.generate(request) as stream:
         return [event async for event in stream]
