@@ -238,13 +238,14 @@ def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
 
 
 def test_prompts_that_begin_alike_read_their_beginning_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a restart under load. The last two end differently and read that part themselves."""
+    """As after a restart under load. Two end differently and read that part themselves; another salt reads it all."""
     ends = [request(f"end {seed}", 130, seed=seed).prompt_ids for seed in (2, 3)]
     start = request("start", 256)
     alike = [
         *(dataclasses.replace(start, request_id=f"{number}", prompt_ids=(*start.prompt_ids, 5)) for number in range(4)),
         *(dataclasses.replace(start, request_id=f"end {i}", prompt_ids=start.prompt_ids + ends[i]) for i in range(2)),
     ]
+    alike.append(dataclasses.replace(alike[0], request_id="salted", cache_salt="other"))
     engine = engine_on(folder)
     run_all(engine, alike)
     engine.close()
@@ -260,9 +261,9 @@ def test_prompts_that_begin_alike_read_their_beginning_once(folder: Path, monkey
     held = engine._kv.n_total - engine._kv.n_free
     go_on.set()
     events = run_all(engine, [])
-    assert held == 4  # and not 4 for each
+    assert held == 4 + 4  # and not 4 for each
     assert [tokens_of(events, asked.request_id) for asked in alike] == [cold(asked) for asked in alike]
-    assert engine.load().disk_pages_read == 4 + 2 + 2
+    assert engine.load().disk_pages_read == 4 + 2 + 2 + 4
     assert engine.load().disk_pages_missed == {}
     engine.close()
 
@@ -336,33 +337,44 @@ def test_a_prompt_is_computed_if_too_many_requests_wait_for_the_disk(folder: Pat
     engine.close()
 
 
-class EvictedWhileCopied:
-    """Memory of one tensor. The page of ``seq`` leaves the cache while the writer copies it."""
-
-    shape = (2, PAGES, 8)
-
-    def __init__(self, kv: KvCacheManager, seq: PagedTokens) -> None:
-        self._kv, self._seq, self.copied = kv, seq, threading.Event()
-
-    def __getitem__(self, at: object) -> NDArray[np.uint8]:
-        self._kv.release(self._seq)
-        self._kv.flush()
-        self.copied.set()
-        return np.ones((2, 8), np.uint8)
-
-
-def test_a_page_that_is_evicted_while_it_is_copied_is_not_stored(folder: Path) -> None:
-    kv, seq = KvCacheManager(PAGES, prefix_cache=True), PagedTokens(range(70), "")
-    memory = EvictedWhileCopied(kv, seq)
-    files = PageFiles(folder, "f" * 32, 16, 1 << 20)
-    disk = DiskCache(files, kv, [memory])  # type: ignore[list-item]
+def publish(kv: KvCacheManager, seq: PagedTokens) -> None:
     kv.admit(seq)
     seq.n_computed = 69
     kv.publish(seq)
+
+
+class EvictedWhileCopied:
+    """Memory of one tensor. The page of ``seq`` leaves the cache while the writer copies it, and becomes that of
+    ``other`` if there is one."""
+
+    shape = (2, PAGES, 8)
+
+    def __init__(self, kv: KvCacheManager, seq: PagedTokens, other: PagedTokens | None) -> None:
+        self._kv, self._seq, self._other, self.copied = kv, seq, other, threading.Event()
+
+    def __getitem__(self, at: object) -> NDArray[np.uint8]:
+        if not self.copied.is_set():
+            self._kv.release(self._seq)
+            self._kv.flush()
+            if self._other is not None:
+                publish(self._kv, self._other)
+            self.copied.set()
+        return np.ones((2, 8), np.uint8)
+
+
+@pytest.mark.parametrize("other", [None, PagedTokens(range(9, 79), "")])
+def test_a_page_that_is_evicted_while_it_is_copied_is_not_stored(folder: Path, other: PagedTokens | None) -> None:
+    kv, seq = KvCacheManager(PAGES, prefix_cache=True), PagedTokens(range(70), "")
+    memory = EvictedWhileCopied(kv, seq, other)
+    files = PageFiles(folder, "f" * 32, 16, 1 << 20)
+    disk = DiskCache(files, kv, [memory])  # type: ignore[list-item]
+    publish(kv, seq)
     assert memory.copied.wait(60)
     disk.close()
+    stored = [] if other is None else other.page_keys[:1]
+    assert [key in files for key in stored] == [True] * len(files)
     load = disk.added_to(EngineLoad())
-    assert (len(files), load.disk_pages_written, load.disk_pages_missed) == (0, 0, {"evicted": 1})
+    assert (load.disk_pages_written, load.disk_pages_missed) == (len(stored), {"evicted": 1})
 
 
 def _no_space(*_: object, **__: object) -> int:
