@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 
+from draft.suffix import SuffixDrafter
 from specdec.control.prefill_pace import PROMPT_SIZES
 from specdec.core.types import (
     Delta,
@@ -26,6 +27,7 @@ from specdec.core.types import (
     Started,
     StoppingParams,
 )
+from specdec.engine.engine import Engine
 from specdec.engine.validation import MAX_REQUEST_ID_CHARACTERS
 from specdec.errors import DuplicateRequestError, InvalidRequestError, PromptTooLongError, QueueFullError
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
@@ -81,6 +83,13 @@ def free_run() -> tuple[list[int], str]:
     return tokens_of(events, "r"), text_of(events, "r")
 
 
+def drafting_engine() -> Engine:
+    """An engine that drafts the text of `free_run`."""
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), drafters=[SuffixDrafter(1 << 12)]))
+    run_all(engine, [request(max_tokens=30)])
+    return engine
+
+
 def test_a_stop_token_ends_the_sample() -> None:
     ids, _ = free_run()
     stop = ids[7]
@@ -119,9 +128,7 @@ def test_min_tokens_counts_the_tokens_before_it_in_a_tree() -> None:
     ids, _ = free_run()
     least = max(ids.index(token) for token in ids)
     stopping = StoppingParams(max_tokens=30, min_tokens=least, stop_token_ids=(ids[least],), ignore_eos=True)
-    engine = tiny_engine()
-    run_all(engine, [request(max_tokens=30)])  # its text is the next one's draft
-    events = run_all(engine, [request(stopping=stopping, speculation=SpeculationParams(SpeculationMode.ON))])
+    events = run_all(drafting_engine(), [request(stopping=stopping, speculation=SpeculationParams(SpeculationMode.ON))])
     assert tokens_of(events, "r") == ids[: least + 1]
     done = finish_of(events, "r")
     assert done.reason is FinishReason.STOP_TOKEN
@@ -360,8 +367,7 @@ def test_reference_kernels_run_the_same_engine() -> None:
 
 def test_a_crash_after_the_end_of_an_accepted_run_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decode never sees the row behind a stop token; a tree may, and must end all the same."""
-    engine, (ids, _) = tiny_engine(), free_run()
-    run_all(engine, [request(max_tokens=30)])  # its text is the next one's draft
+    engine, (ids, _) = drafting_engine(), free_run()
     stop, original = ids[3], tiny_parts().decoder.forward
 
     def forward(batch: object, rows: list[int]) -> torch.Tensor:
@@ -376,7 +382,7 @@ def test_a_crash_after_the_end_of_an_accepted_run_changes_no_token(monkeypatch: 
     events = run_all(engine, [request(stopping=stopping, speculation=SpeculationParams(SpeculationMode.ON))])
     assert tokens_of(events, "r") == ids[:4]
     done = finish_of(events, "r")
-    assert (done.reason, done.stats.num_steps) == (FinishReason.STOP_TOKEN, 1)
+    assert (done.reason, done.stats.num_steps) == (FinishReason.STOP_TOKEN, 2)
 
 
 def test_an_overflowing_bias_and_a_salt_that_is_not_text_are_rejected() -> None:
