@@ -263,7 +263,7 @@ class GrammarCompiler:
             InvalidRequestError: ``grammar`` is malformed, too complex, or matches nothing that the model can say;
                 ``sampling.allowed_token_ids`` holds no end token or none that can begin.
         """
-        state = GrammarState(compiled.result(), self._eos_ids, self._vocab_size)
+        state = GrammarState(*compiled.result(), self._eos_ids, self._vocab_size)
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
 
@@ -294,7 +294,8 @@ class GrammarCompiler:
     def _compile(self, params: GrammarParams) -> Any:
         try:
             source = self._check_process.check(params, self._check_seconds)
-            return compile_matcher(source, self._library_vocabulary)
+            names_tokens = params.kind is GrammarKind.EBNF and "<" in params.text
+            return compile_matcher(source, self._library_vocabulary), names_tokens
         except ValueError as error:
             raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
         except Exception:

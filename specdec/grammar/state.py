@@ -26,8 +26,10 @@ class _Place(Enum):
 class GrammarState:
     """The tokens that a grammar allows after the committed output and a path.
 
-    origin: a compiled ``LLMatcher`` at the output's start; it is copied. One matcher walks the tree: it rolls back to
-    where two paths part and advances from there. Masks are cached until the next commit.
+    origin: a compiled ``LLMatcher`` at the output's start; it is copied. names_tokens: the grammar may name tokens
+    (``<[5]>``, ``<|im_start|>``). One matcher walks the tree: it rolls back to where two paths part and advances from
+    there. Over a named token the library rolls back by a wrong number of bytes, so there a copy advances from the
+    committed output. Masks are cached until the next commit.
 
     - If the grammar forces the following text, the mask holds only the first token of the tokenizer's own split of that
       text: the spelling that the model was trained on, which can be drafted with certainty.
@@ -36,11 +38,11 @@ class GrammarState:
     - A path outside the grammar has an empty mask, so its nodes cannot be accepted.
     """
 
-    def __init__(self, origin: Any, eos_ids: Iterable[int], vocab_size: int) -> None:
-        self._origin, self._vocab_size = origin, vocab_size
+    def __init__(self, origin: Any, names_tokens: bool, eos_ids: Iterable[int], vocab_size: int) -> None:
+        self._origin, self._names_tokens, self._vocab_size = origin, names_tokens, vocab_size
         self._eos_ids = tuple(eos_ids)
         self._matcher = origin.deep_copy()
-        self._base: list[int] = []  # committed tokens, up to the end token
+        self._base: list[int] = []  # committed tokens after those of the origin, up to the end token
         self._path: list[int] = []  # tokens that the matcher has consumed beyond them
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
@@ -65,6 +67,9 @@ class GrammarState:
         """Advance the base state by ``tokens``."""
         self._place = self._walk(tuple(tokens))
         self._base += self._path
+        if self._names_tokens:
+            self._origin = self._matcher.deep_copy()
+            self._base.clear()
         self._path.clear()
         self._masks.clear()
 
@@ -117,7 +122,10 @@ class GrammarState:
 
     def _follow(self, path: tuple[int, ...]) -> _Place:
         shared = common_length(path, self._path)
-        if shared < len(self._path):
+        if shared < len(self._path) and self._names_tokens:
+            self._return_to_base()
+            shared = 0
+        elif shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
             del self._path[shared:]
         for at in range(shared, len(path)):
@@ -132,6 +140,9 @@ class GrammarState:
     def _revive(self) -> None:
         """Replace a matcher in its error state, which it never leaves; a draft may have led it there."""
         self.error = self._matcher.get_error()
+        self._return_to_base()
+
+    def _return_to_base(self) -> None:
         self._matcher = self._origin.deep_copy()
         self._matcher.try_consume_tokens(self._base)
         self._path.clear()

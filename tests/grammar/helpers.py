@@ -41,6 +41,8 @@ GRAMMARS = (
     GrammarParams(GrammarKind.EBNF, 'start: sum\nsum: /[0-9]+/ | sum "+" sum | "(" sum ")"'),
     GrammarParams(GrammarKind.EBNF, 'root ::= "for" " " word+\nword ::= [a-z]+ ";"?'),
     GrammarParams(GrammarKind.EBNF, 'start: "in" <|im_start|> "out" /x*/'),
+    GrammarParams(GrammarKind.EBNF, 'start: <[100]> <[100]> <[101]> ("a" | <[300]> <[301]>) /x*/'),
+    GrammarParams(GrammarKind.EBNF, 'start: "before the mark " <|im_start|> ("a" | "b") <|im_start|> /x*/'),
 )
 
 
