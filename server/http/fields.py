@@ -10,6 +10,7 @@ from server.http.conversation import read_text
 from server.http.tool_use import TOOLS, ToolUse
 from server.json_body import Body
 from server.request_fields import (
+    COUNT,
     MAX_SHOWN,
     MAX_UNKNOWN,
     NUMBER,
@@ -25,8 +26,8 @@ from server.request_fields import (
     with_fields,
 )
 from server.served_model import ServedModel
-from specdec.core.fields import INT31, MAX_NAME
-from specdec.core.types import Request, SamplingParams, StoppingParams
+from specdec.core.fields import INT31, MAX_DRAFT_NODES, MAX_NAME
+from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.errors import InvalidRequestError
 
 
@@ -109,11 +110,26 @@ async def encode_messages(
     return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else tuple(ids)
 
 
+def _read_draft_limit(body: Body, name: str) -> SpeculationParams | None:
+    limit = body.integer(name, 0, MAX_DRAFT_NODES)
+    return None if limit is None else SpeculationParams(max_depth=limit)
+
+
 MODEL = text_field("model", "None, or the one served.")
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")
 STOPPING = param_fields(StoppingParams, "max_tokens")
 COMMON: Table = (
+    Field(
+        "speculative.n_max",
+        {
+            **COUNT,
+            "maximum": MAX_DRAFT_NODES,
+            "description": "llama.cpp's name of speculation.max_depth. 0: no drafts.",
+        },
+        _read_draft_limit,
+        "speculation",
+    ),
     SPECULATION,
     *param_fields(Request),
     text_field(
