@@ -31,9 +31,12 @@ _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 
 
 def _error_body(refusal: Refusal) -> dict[str, Any]:
-    """``code`` is the status. ``reason`` and ``field`` are additions."""
+    """``code`` is the status. ``reason`` and ``field`` are additions. Clients shorten a prompt by ``n_ctx``."""
     kind = _TYPES.get(refusal.status, "invalid_request_error")
     error: dict[str, Any] = {"code": refusal.status, "message": refusal.worded(LLAMA_TOO_LONG), "type": kind}
+    if refusal.too_long is not None:
+        limit, got = refusal.too_long
+        error |= {"type": "exceed_context_size_error", "n_prompt_tokens": got, "n_ctx": limit + 1}
     return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
 
 

@@ -89,6 +89,9 @@ def test_a_too_long_prompt_is_refused_in_the_words_that_clients_search_for(
     assert response.status_code == 400
     error = response.json()["error"]
     assert re.fullmatch(wording, error if isinstance(error, str) else error["message"])
+    if path == "/completion":
+        assert (error["type"], error["n_ctx"]) == ("exceed_context_size_error", 128)
+        assert f"{error['n_prompt_tokens']} tokens" in error["message"]
 
 
 def test_a_compressed_body_is_refused_by_its_header(server: Server) -> None:
