@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,8 @@ from specdec.control.estimates.costs import CostTable
 from specdec.engine.profile_cache import ProfileCache
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+
+logger = logging.getLogger(__name__)
 
 VERIFY_ROWS = (1, 2, 4, 8, 12, 13, 16, 32, 64)  # beyond 12, weights in blocks are unpacked first
 LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 128)  # the last for a drafter's prefill
@@ -52,6 +55,14 @@ def costs_at_start(
     if costs is None:
         costs = profile_costs(decoder, model_based, speculation.profile_s)
         kept.write(dataclasses.asdict(costs))
+    step_ms = CostTable.from_dict(costs.verify).ms(1)
+    for drafter in model_based:
+        level_ms = CostTable.from_dict(costs.drafting[drafter.name]).ms(1)
+        if level_ms >= step_ms and not drafter.tree_rows:
+            text = (
+                "drafting a token takes %.1f ms, a step without drafts %.1f ms: in mode auto, %s will hardly ever draft"
+            )
+            logger.warning(text, level_ms, step_ms, drafter.name)
     return costs
 
 

@@ -14,7 +14,7 @@ from specdec.control.estimates.costs import CostTable
 from specdec.engine import profile_costs
 from specdec.engine.build import build_parts
 from specdec.engine.profile_cache import ProfileCache
-from specdec.engine.profile_costs import Point, _again, check_costs
+from specdec.engine.profile_costs import Point, StepCosts, _again, check_costs, costs_at_start
 from tests.engine.tiny_engine import tiny_parts
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -68,6 +68,24 @@ def test_a_few_forwards_detect_a_machine_of_another_speed(
 def test_outdated_costs_are_measured_again(truth: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, truth)
     assert _again(table(), points(), 0) is None
+
+
+@pytest.mark.parametrize(("slower", "tree_rows", "lines"), [(0.5, 0, 0), (1.5, 0, 1), (1.5, 8, 0)])
+def test_a_draft_model_that_cannot_pay_is_named_at_start(
+    slower: float, tree_rows: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    level = CostTable([1, 8], [0], [[slower * price(1, 0), slower * price(8, 0)]])
+    costs = StepCosts(table().as_dict(), {"model": level.as_dict()})
+    monkeypatch.setattr(profile_costs, "check_costs", lambda *_: costs)
+    drafter = SimpleNamespace(name="model", model_based=True, tree_rows=tree_rows)
+    assert costs_at_start(SpeculationConfig(), cast(Any, None), [cast(Any, drafter)], cast(Any, None)) is costs
+    assert (
+        [record.getMessage() for record in caplog.records].count(
+            "drafting a token takes 75.0 ms, a step without drafts 50.0 ms: in mode auto, model will hardly ever draft"
+        )
+        == lines
+        == len(caplog.records)
+    )
 
 
 def test_missing_or_invalid_costs_are_measured_again(tmp_path: Path) -> None:
