@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except SpecdecError as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+            raise click.ClickException(str(error)) from error
         except KeyboardInterrupt as stop:
             click.echo("\n" + "; ".join(("stopped", *stop.args)), err=True)
             ctx.exit(130)

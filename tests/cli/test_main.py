@@ -23,6 +23,7 @@ from specdec.cli.options import engine_named, engine_options, read_server
 from specdec.cli.serve import ready_lines
 from specdec.config import Config, EngineConfig
 from specdec.core.types import EngineInfo
+from specdec.errors import ModelError
 from tests.test_docs_commands import resolve
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
@@ -48,6 +49,15 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 def test_every_command_can_be_loaded(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
+
+
+def test_bug_a_table_of_memory_was_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ModelError("memory: 2.00 GiB too little. Needed:\n  weights  3.00 GiB\n  cache    1.00 GiB")
+
+    monkeypatch.setattr(serving, "Serving", refuse)
+    done = CliRunner().invoke(cli, ["serve"])
+    assert (done.exit_code, done.stderr.splitlines()[-2:]) == (1, ["  weights  3.00 GiB", "  cache    1.00 GiB"])
 
 
 @pytest.mark.parametrize(
