@@ -110,26 +110,14 @@ async def encode_messages(
     return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else tuple(ids)
 
 
-def _read_draft_limit(body: Body, name: str) -> SpeculationParams | None:
-    limit = body.integer(name, 0, MAX_DRAFT_NODES)
-    return None if limit is None else SpeculationParams(max_depth=limit)
-
-
 MODEL = text_field("model", "None, or the one served.")
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")
 STOPPING = param_fields(StoppingParams, "max_tokens")
 COMMON: Table = (
-    Field(
-        "speculative.n_max",
-        {
-            **COUNT,
-            "maximum": MAX_DRAFT_NODES,
-            "description": "llama.cpp's name of speculation.max_depth. 0: no drafts.",
-        },
-        _read_draft_limit,
-        "speculation",
-    ),
+    Field("speculative.n_max", {
+        **COUNT, "maximum": MAX_DRAFT_NODES, "description": "llama.cpp's name of speculation.max_depth. 0: no drafts.",
+    }, lambda body, name: SpeculationParams(max_depth=body.integer(name, 0, MAX_DRAFT_NODES)), "speculation"),
     SPECULATION,
     *param_fields(Request),
     text_field(
@@ -137,7 +125,7 @@ COMMON: Table = (
         "Ends the running request with the same key and tenant, which gets 409, SUPERSEDED. For one prompt only.",
         maxLength=MAX_NAME,
     ),
-)
+)  # fmt: skip
 CONTINUES = "If the last one is the assistant's, the answer continues it."
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": either(TEXT, {"type": "array"})}, "role")
 CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), *TOOLS)
