@@ -263,7 +263,8 @@ class GrammarCompiler:
             InvalidRequestError: ``grammar`` is malformed, too complex, or matches nothing that the model can say;
                 ``sampling.allowed_token_ids`` holds no end token or none that can begin.
         """
-        state = GrammarState(*compiled.result(), self._eos_ids, self._vocab_size)
+        matcher, names_tokens = compiled.result()
+        state = GrammarState(matcher, names_tokens, self._eos_ids, self._vocab_size)
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
 
