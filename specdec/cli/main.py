@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import io
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -17,49 +16,30 @@ import specdec
 from specdec.errors import SpecdecError
 
 
-class LazyCommand(NamedTuple):
-    """Where a subcommand lives (module:attribute), and its line in the help."""
-
-    place: str
-    help: str
-
-
 class LazyGroup(click.Group):
     """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError`, or an error of the
-    system such as a full disk, ends any subcommand with one line on standard error and exit code 1. Ctrl-C ends it
+    system such as a full disk, ends any subcommand with its text on standard error and exit code 1. Ctrl-C ends it
     with one line and exit code 130, as in shells, unless the subcommand handles it; the line includes the text of the
     `KeyboardInterrupt`, if it has one."""
 
-    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        """lazy: by subcommand, where it is (module:attribute), and its line in the help."""
+        super().__init__(*args, commands={name: click.Command(name) for name in lazy}, **kwargs)
         self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = self._lazy.get(cmd_name)
-        if found is None:
+        if cmd_name not in self._lazy:
             return None
-        module, _, attribute = found.place.partition(":")
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that ``args`` begins with. A misspelt one is refused with the likely name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            likely = difflib.get_close_matches(args[0], self._lazy, 1)
-            if not likely:
-                raise
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{likely[0]}'?")
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in self._lazy.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -77,23 +57,23 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
-    "serve": LazyCommand("specdec.cli.serve:serve_command", "Serve a model over gRPC and HTTP."),
-    "generate": LazyCommand("specdec.cli.generate:generate_command", "Generate text, here or on a server."),
-    "chat": LazyCommand("specdec.cli.chat:chat_command", "Hold a conversation, here or with a server."),
-    "status": LazyCommand("specdec.cli.serve:status_command", "Show what a server runs and how busy it is."),
-    "lsp": LazyCommand("specdec.cli.lsp:lsp_command", "Suggest code in editors, as a language server."),
-    "trace": LazyCommand("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),
-    "keys": LazyCommand("specdec.cli.serve:keys_group", "Make keys for a server."),
-    "models": LazyCommand("specdec.cli.models:models_group", "List and fetch the models known by name."),
-    "index": LazyCommand("specdec.cli.index:index_command", "Index files of yours to draft from."),
-    "train-head": LazyCommand("specdec.cli.train:train_head_command", "Train a drafter for a model."),
-    "verify": LazyCommand("specdec.cli.checks:verify_command", "Check path identity on a real model."),
-    "bench": LazyCommand("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
-    "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
-    "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Send captured requests to a server, and measure."),
-    "cluster": LazyCommand("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),
-    "plan": LazyCommand("specdec.cli.plan:plan_group", "Compute how many replicas a load needs."),
-    "doctor": LazyCommand("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
+    "serve": ("specdec.cli.serve:serve_command", "Serve a model over gRPC and HTTP."),
+    "generate": ("specdec.cli.generate:generate_command", "Generate text, here or on a server."),
+    "chat": ("specdec.cli.chat:chat_command", "Hold a conversation, here or with a server."),
+    "status": ("specdec.cli.serve:status_command", "Show what a server runs and how busy it is."),
+    "lsp": ("specdec.cli.lsp:lsp_command", "Suggest code in editors, as a language server."),
+    "trace": ("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),
+    "keys": ("specdec.cli.serve:keys_group", "Make keys for a server."),
+    "models": ("specdec.cli.models:models_group", "List and fetch the models known by name."),
+    "index": ("specdec.cli.index:index_command", "Index files of yours to draft from."),
+    "train-head": ("specdec.cli.train:train_head_command", "Train a drafter for a model."),
+    "verify": ("specdec.cli.checks:verify_command", "Check path identity on a real model."),
+    "bench": ("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
+    "ab": ("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
+    "replay": ("specdec.cli.bench_serve:replay_command", "Send captured requests to a server, and measure."),
+    "cluster": ("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),
+    "plan": ("specdec.cli.plan:plan_group", "Compute how many replicas a load needs."),
+    "doctor": ("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
 }
 
 
