@@ -60,9 +60,9 @@ def costs_at_start(
         level_ms = CostTable.from_dict(costs.drafting[drafter.name]).ms(1)
         if level_ms >= step_ms and not drafter.tree_rows:
             text = (
-                "drafting a token takes %.1f ms, a step without drafts %.1f ms: in mode auto, %s will hardly ever draft"
+                "drafter %s: a draft token takes %.1f ms, a step without drafts %.1f ms, so it will hardly ever draft"
             )
-            logger.warning(text, level_ms, step_ms, drafter.name)
+            logger.warning(text + " in mode auto; name a smaller draft model, or none", drafter.name, level_ms, step_ms)
     return costs
 
 

@@ -80,7 +80,7 @@ def test_a_draft_model_that_cannot_pay_is_named_at_start(
     drafter = SimpleNamespace(name="model", model_based=True, tree_rows=tree_rows)
     assert costs_at_start(SpeculationConfig(), cast(Any, None), [cast(Any, drafter)], cast(Any, None)) is costs
     assert len(caplog.messages) == lines
-    assert all("takes 75.0 ms" in line and "model will hardly ever draft" in line for line in caplog.messages)
+    assert all("drafter model: a draft token takes 75.0 ms" in line for line in caplog.messages)
 
 
 def test_missing_or_invalid_costs_are_measured_again(tmp_path: Path) -> None:
