@@ -98,6 +98,15 @@ def test_drafts_do_not_change_constrained_output(drafters: tuple[str, ...], temp
     assert [finish_of(plain, "r", i).reason for i in range(3)] == [finish_of(drafted, "r", i).reason for i in range(3)]
 
 
+def test_bug_drafts_led_out_of_a_grammar_that_names_tokens() -> None:
+    named = [60, 61, *[100] * 9, 62, 63, 60, 61, *[100] * 5, 64]
+    grammar = GrammarParams(GrammarKind.EBNF, "start: " + " ".join(f"<[{token}]>" for token in named))
+    on, ours = SpeculationParams(mode=SpeculationMode.ON, drafters=("grammar", "suffix")), engine()
+    for number in range(3):
+        events = run_all(ours, [make_request(grammar, f"r{number}", speculation=on)])
+        assert tokens_of(events, f"r{number}", 0) == [*named, EOS]
+
+
 def test_forced_text_is_accepted_whole() -> None:
     on = SpeculationParams(mode=SpeculationMode.ON, drafters=("grammar",), max_nodes=7)
     events = run_all(engine(), [make_request(SCHEMA, speculation=on)])
