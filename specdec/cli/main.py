@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -24,18 +24,15 @@ class LazyGroup(click.Group):
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         """lazy: by subcommand, where it is (module:attribute), and its line in the help."""
-        super().__init__(*args, commands={name: click.Command(name) for name in lazy}, **kwargs)
-        self._lazy = lazy
+        super().__init__(*args, **kwargs)
+        self._lazy, self.commands = lazy, {name: click.Command(name) for name in lazy}  # their names, for hints
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._lazy:
-            return None
-        module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        found: click.Command | None = resolve_name(self._lazy[cmd_name][0]) if cmd_name in self._lazy else None
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
