@@ -45,11 +45,6 @@ def _read_indent(body: Body, name: str) -> TextRules | None:
     return TextRules(min_indent=indent) if indent else None
 
 
-def _read_temperature(body: Body, name: str) -> float | None:
-    value = body.number(name)
-    return None if value is None else max(0.0, value)
-
-
 def _read_samples(body: Body, name: str) -> int:
     """llama.vscode looks for these very words if the number is out of range."""
     value = body.raw(name)
@@ -58,10 +53,6 @@ def _read_samples(body: Body, name: str) -> int:
     got = str(value)[:20]
     body.refuse(name, f"Field '{name}': Value must be between 1 <= value <= {MAX_N}, but got {got}")
     return 1
-
-
-def _read_probabilities(body: Body, name: str) -> int | None:
-    return body.integer(name, 0, MAX_LOGPROBS) or None
 
 
 def _read_gbnf(body: Body, name: str) -> GrammarParams | None:
@@ -85,8 +76,8 @@ _SHARED: Table = (
           Body.texts),
     Field("samplers", {**_TEXTS, "description": "The active samplers; infill without a temperature is greedy."},
           Body.raw),
-    Field("temperature", param_field(SamplingParams, "temperature", default=0.8).schema, _read_temperature,
-          "sampling.temperature", 0.8),
+    Field("temperature", param_field(SamplingParams, "temperature", default=0.8).schema,
+          lambda body, name: max(0.0, body.number(name) or 0.0), "sampling.temperature", 0.8),
     param_field(SamplingParams, "top_k", default=40),
     param_field(SamplingParams, "top_p", default=0.95),
     param_field(SamplingParams, "min_p", default=0.05),
@@ -101,7 +92,7 @@ _SHARED: Table = (
         "description": "Pairs, or an object, of a token id or a text and a number to add; false: never.",
     }),
     Field("n_probs", {**COUNT, "maximum": MAX_LOGPROBS, "description": "Likeliest tokens to return with each token."},
-          _read_probabilities, "output.logprobs"),
+          lambda body, name: body.integer(name, 0, MAX_LOGPROBS) or None, "output.logprobs"),
     flag_field("post_sampling_probs", "Refused with n_probs, which returns the model's own probabilities."),
     Field("grammar", {**TEXT, "description": "GBNF."}, _read_gbnf, "grammar"),
     Field("json_schema", OBJECT, partial(read_grammar, kind=GrammarKind.JSON_SCHEMA), "grammar"),
