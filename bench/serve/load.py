@@ -123,6 +123,9 @@ class LoadRun:
                 await self._endpoint.send(ask, record)
         except TimeoutError:
             record.outcome, record.error = "cut", f"not finished within {self._timeout_s:g} s"
+        except asyncio.CancelledError:
+            record.outcome, record.error = "cut", "the run was stopped"
+            raise
         except RefusedError as error:
             record.outcome, record.error, record.retry_after_s = "refused", str(error), error.retry_after_s
         except SpecdecError as error:
@@ -142,6 +145,7 @@ class ServeReport:
     about: Mapping[str, Any] = field(default_factory=dict)  # description of load, server and generator
     objectives: Seq[Objective] = ()
     max_slip_ms: float = MAX_SLIP_MS  # longest delay of the generator at p99 in a valid run
+    stopped: bool = False  # by Ctrl-C, before its end
 
     @property
     def answered(self) -> list[Record]:
@@ -195,7 +199,8 @@ class ServeReport:
         """Every figure as JSON types; with ``requests`` also those of every request."""
         records, faults = self.run.records, self.faults()
         figures: dict[str, Any] = {
-            **self.about, "valid": not faults, "faults": faults, "duration_s": round(self.duration_s, 3),
+            **self.about, "valid": not faults, "faults": faults, "stopped": self.stopped,
+            "duration_s": round(self.duration_s, 3),
             "requests": {"planned": self.run.planned, "sent": len(records)} | self._outcomes(),
             "latency": self.latencies(), "throughput": self._throughput(), "goodput": self._goodput(),
             "generator": {
@@ -287,7 +292,8 @@ async def run_plan(
     watch: Callable[[LoadRun], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ServeReport:
-    """Put load on ``endpoint``. watch: receives the run about twice a second. note: receives omitted prompts.
+    """Put load on ``endpoint``; a cancelled call still returns its report if an answer is complete. watch: receives the
+    run about twice a second. note: receives omitted prompts.
 
     Raises:
         WorkloadUnavailableError: the workload's prompts are not installed.
@@ -304,17 +310,22 @@ async def run_plan(
     if plan.arrivals is not None:
         schedule = [TimedRequest(offset, next(asks)) for offset in plan.arrivals.offsets(plan.seed)]
     run = LoadRun(endpoint, plan.timeout_s)
+    stopped = False
     watcher = asyncio.create_task(_watch(run, watch)) if watch is not None else None
     try:
         if schedule is not None:
             await run.on_schedule(schedule)
         else:
             await run.in_turns(asks, plan.at_once, plan.requests, plan.duration_s)
+    except asyncio.CancelledError:
+        if not run.progress.answered:
+            raise
+        run.ended_s, stopped = asyncio.get_running_loop().time(), True
     finally:
         if watcher is not None:
             watcher.cancel()
     facts = _facts(plan) | (about or {})
-    return ServeReport(run, facts, plan.objectives, plan.max_slip_ms)
+    return ServeReport(run, facts, plan.objectives, plan.max_slip_ms, stopped)
 
 
 async def _watch(run: LoadRun, watch: Callable[[LoadRun], None]) -> None:
@@ -368,7 +379,7 @@ def report_tables(report: ServeReport) -> Iterator[Table | Text]:
     columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
     latency = Table("", "n", *columns, title=str(figures.get("load", "")))
     for name, found in figures["latency"].items():
-        cells = (f"{found[column]:.2f}" if found["n"] else "-" for column in columns)
+        cells = (_shown(found[column]) if found["n"] else "-" for column in columns)
         latency.add_row(NAMES[name], str(found["n"]), *cells)
     yield latency
     totals = Table("figure", "value")
@@ -396,6 +407,11 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("refusals with a retry hint", f"{refusals['with_retry_hint']} of {refusals['n']}"))
     rows += [(f"error ({count} x)", error[:120]) for error, count in figures["errors"].items()]
     return rows
+
+
+def _shown(value: float) -> str:
+    """With so few digits that a row fits into 80 columns."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def _p99(found: dict[str, Any]) -> str:

@@ -97,7 +97,7 @@ def serve_load_command(**values: Any) -> None:
 
 
 def run_load(values: dict[str, Any], **asked: Any) -> None:
-    """Put load on a server and report. Exits with 3 if the run is invalid.
+    """Put load on a server and report, after Ctrl-C too. Exits with 3 if the run is invalid.
 
     values: the options of `reporting_options` and `credential_options`, and ``url``. asked: the other fields of
     `ServePlan`.
@@ -121,6 +121,8 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     console = plain_console()
     for table in report_tables(report):
         console.print(table)
+    if report.stopped:
+        raise KeyboardInterrupt("the report has what was sent until then")
     if report.faults():
         raise SystemExit(3)
 

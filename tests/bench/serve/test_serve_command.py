@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.serve.endpoints import ServerUrl
-from bench.serve.load import LoadRun
+from bench.serve.load import LoadRun, Progress, ServeReport, report_tables
 from server.engine_client import EngineClient
 from server.request_stream import RequestStream
-from specdec.cli.bench_output import print_table
+from specdec.cli.bench_output import plain_console, print_table
 from specdec.cli.bench_serve import replay_command, serve_load_command
+from specdec.cli.main import cli
 from specdec.core.types import Request
 from specdec.errors import ConfigError
+from specdec.load.request import Record
+from tests.bench.serve.fake_server import FakeServer
 from tests.server.http.harness import Server, running
 
 
@@ -48,6 +52,37 @@ def test_a_closed_loop(server: Server, tmp_path: Path) -> None:
     assert found["goodput"]["share_of_sent"] == 1.0
     assert found["model"] == "fake"
     assert found["valid"] is True
+
+
+def test_bug_ctrl_c_still_reports(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after = 3
+
+    def interrupt(progress: Progress, record: Record) -> None:
+        progress.answered += record.ok
+        if record.ok and progress.answered == stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("bench.serve.load.Progress.add", interrupt)
+    out = tmp_path / "r.json"
+    words = ("--workload", "chat", "--requests", "10000", "--max-tokens", "2", "--warm-up", "0", "--json", str(out))
+    result = CliRunner().invoke(cli, ["bench", "serve", "--url", f"{server.url}/v1", "--max-slip", "100000", *words])
+    assert result.exit_code == 130
+    assert "the report has what was sent until then" in result.stderr
+    assert "whole answer, ms" in " ".join(result.stdout.split())
+    found = json.loads(out.read_text())
+    assert found["stopped"] is True
+    assert found["requests"]["ok"] >= stop_after
+    assert found["requests"]["cut"] <= 1
+
+
+def test_bug_values_of_a_slow_server_are_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    run = LoadRun(FakeServer())
+    run.records = [Record("slow", 0.0, end_s=123.456, chunk_s=[122.0 + n / 8 for n in range(8)])]
+    for table in report_tables(ServeReport(run)):
+        plain_console().print(table, width=80)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "123456" in shown
 
 
 def test_no_progress_is_computed_where_none_is_shown(
