@@ -234,8 +234,7 @@ def _last_words(link: ParentLink, error: Exception) -> int:
 
 
 def _leave_signals_to_the_parent() -> None:
-    """Ctrl-C, SIGTERM and a closed terminal's SIGHUP reach the whole process group; the front end drains, then sends
-    CLOSE."""
+    """A service manager may signal every process of its service; the front end drains, then sends CLOSE."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":

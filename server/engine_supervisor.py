@@ -131,6 +131,7 @@ class EngineChild:
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     env=module_environment(),
+                    start_new_session=True,  # a terminal's Ctrl-C would end it with a traceback while it imports
                 )  # fmt: skip
             _, link = await asyncio.get_running_loop().create_unix_connection(partial(FrameLink, take), sock=ours)
         except BaseException:

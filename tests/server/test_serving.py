@@ -194,6 +194,7 @@ async def test_a_signal_to_the_process_group_does_not_end_the_engine(number: int
         answer = [m async for m in server.generation.GenerateStream(stream_request(), timeout=20)]
         assert answer[-1].WhichOneof("event") == "finished"
         assert server.serving.client.engine.pid == pid
+        assert os.getsid(pid) != os.getsid(0)  # a terminal's Ctrl-C does not reach it before it can ignore signals
 
 
 async def test_a_closed_terminal_does_nothing_under_nohup(hangup: Callable[[Any], None]) -> None:
