@@ -64,10 +64,8 @@ def main() -> None:
     given = parser.parse_args()
     try:
         prompts = [line for line in given.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        parser.error(
-            f"prompts: {given.prompts} cannot be read ({error.strerror}); write a file with a prompt on each line"
-        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"{given.prompts}: {error}; write a UTF-8 file with a prompt on each line") from None
     if not prompts:
         raise SystemExit(f"{given.prompts}: holds no prompt; write one on each line")
     try:

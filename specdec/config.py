@@ -479,23 +479,22 @@ def problems(error: ValidationError, model: Any) -> str:
 
     model: what was validated, a model or a type that contains models.
     """
-    found = ((".".join(map(str, e["loc"])), _reason(e, model)) for e in error.errors())
+    found = ((".".join(map(str, e["loc"])), reason_of(e, model)) for e in error.errors())
     return "; ".join(f"{field}: {reason}" if field else reason for field, reason in found)
 
 
-def _reason(problem: ErrorDetails, model: Any) -> str:
+def reason_of(problem: ErrorDetails, model: Any) -> str:
     """What is wrong with a field; of one that does not exist, also which one may be meant."""
     if problem["type"] != "extra_forbidden":
         return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     *path, name = map(str, problem["loc"])
     sections = _models_in(model)
     for part in path:  # one that is no field is a key of a mapping or an index of a list, whose values are the sections
-        fields = [section.model_fields[part].annotation for section in sections if part in section.model_fields]
-        sections = [inner for field in fields for inner in _models_in(field)] or sections
-    if _has_field(model, name):
-        return "there is no such field here, another section has it"
-    likely = difflib.get_close_matches(name, [field for each in sections for field in each.model_fields], 1, 0.75)
-    return "there is no such field" + (f", did you mean `{likely[0]}`?" if likely else "")
+        kinds = [section.model_fields[part].annotation for section in sections if part in section.model_fields]
+        sections = [inner for kind in kinds for inner in _models_in(kind)] or sections
+    fields = [field for section in sections for field in section.model_fields]
+    likely = _place_of(model, name) or "".join(difflib.get_close_matches(name, fields, 1, 0.75))
+    return "there is no such field" + (f", did you mean `{likely}`?" if likely else "")
 
 
 def _models_in(kind: Any) -> list[type[BaseModel]]:
@@ -505,12 +504,15 @@ def _models_in(kind: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(kind) for model in _models_in(inner)]
 
 
-def _has_field(kind: Any, name: str) -> bool:
-    """Whether a model in ``kind``, or one inside of it, has the field."""
-    return any(
-        name in model.model_fields or any(_has_field(field.annotation, name) for field in model.model_fields.values())
-        for model in _models_in(kind)
-    )
+def _place_of(kind: Any, name: str) -> str:
+    """The field's dotted path in the models of ``kind``; empty if they have none of that name."""
+    for model in _models_in(kind):
+        if name in model.model_fields:
+            return name
+        for section, field in model.model_fields.items():
+            if inner := _place_of(field.annotation, name):
+                return f"{section}.{inner}"
+    return ""
 
 
 def load_yaml(text: str) -> Any:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from server.experiment.records import METRICS, ExperimentError, PlanError
-from specdec.config import load_yaml
+from specdec.config import load_yaml, reason_of
 from specdec.core.fields import UINT32
 
 
@@ -306,7 +306,9 @@ def parse_config(text: str, source: str) -> ExperimentConfig:
     try:
         config = ExperimentConfig.model_validate(data)
     except ValidationError as error:
-        raise PlanError(source, [_with_line(root, e["loc"], e["msg"]) for e in error.errors()]) from None
+        raise PlanError(
+            source, [_with_line(root, e["loc"], reason_of(e, ExperimentConfig)) for e in error.errors()]
+        ) from None
     # Not in the model, so that manifests of earlier versions can be read.
     found = [_with_line(root, place, problem) for place, problem in _without_effect(config)]
     if found:
@@ -340,7 +342,7 @@ def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:
 
 def _with_line(root: yaml.Node, place: Place, problem: str) -> str:
     where = ".".join(map(str, place))
-    return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem.removeprefix('Value error, ')}"
+    return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem}"
 
 
 def _line(node: yaml.Node, place: Place) -> int:

@@ -204,7 +204,9 @@ def config_options(command: Command, options: Sequence[_ConfigOption]) -> Comman
         elif field.annotation is bool:
             settings = {}
         text = f"{field.description}."
-        text = text if text.startswith("gRPC") else text[0].upper() + text[1:]
+        # An option cannot be null: what null means holds where the option is not given, or is set in a file only.
+        text = text.replace("null:", "default:") if field.default is None else re.sub("; null:.*", ".", text)
+        text = text if re.match(r"gRPC|\w+:", text) else text[0].upper() + text[1:]
         name, default = dotted.replace(".", "__"), _shown_default(field)
         command = click.option(flag, name, default=None, help=text, show_default=default, **settings)(command)
     return command

@@ -237,7 +237,7 @@ def status_command(server: str, model: str, as_json: bool, **values: Any) -> Non
     for word, text in (
         ("state", ", ".join(states)),
         ("model", f"{info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, specdec {info.version}"),
-        ("drafters", ", ".join(info.drafters) + (f"; draft model {info.draft}" if info.draft else "")),
+        ("drafters", (", ".join(info.drafters) or "none") + (f"; draft model {info.draft}" if info.draft else "")),
         ("requests", f"{load.running_requests} running, {load.waiting_requests} waiting"),
         ("KV cache", f"{load.kv_usage:.0%} of {info.kv_tokens:,} tokens in use"),
         (

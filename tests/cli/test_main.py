@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import specdec
 from server import serving
 from server.serving import Addresses
-from specdec.cli.main import cli
+from specdec.cli.main import LazyCommand, LazyGroup, cli
 from specdec.cli.options import engine_named, engine_options, read_server
 from specdec.cli.serve import ready_lines
 from specdec.config import Config, EngineConfig
@@ -94,6 +94,24 @@ def test_an_options_help_is_its_settings_description() -> None:
     description = EngineConfig.model_fields["dtype"].description
     assert description is not None
     assert description[1:] in help_text
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "verify"])
+def test_bug_the_help_names_no_value_that_an_option_refuses(command: str) -> None:
+    words = "--help" if command == "verify" else "--help-all"
+    assert "null" not in CliRunner().invoke(cli, [command, words]).stdout
+
+
+@click.command()
+def refusing() -> None:
+    raise ModelError("engine.kv_tokens: 3 GiB too little. Needed:\n  weights   1 GiB\n  KV cache  9 GiB")
+
+
+def test_bug_the_lines_of_a_table_in_an_error_stay_lines() -> None:
+    group = LazyGroup(lazy={"refusing": LazyCommand(f"{__name__}:refusing", "")})
+    result = CliRunner().invoke(group, ["refusing"])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[1:] == ["  weights   1 GiB", "  KV cache  9 GiB"]
 
 
 def test_version_and_unknown_command() -> None:

@@ -53,8 +53,9 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
     ("text", "message"),
     [
         ("engine: {targt: x}", r"engine\.targt: there is no such field, did you mean `target`\?"),
-        ("engine: {max_nodes: 3}", r"engine\.max_nodes: there is no such field here, another section has it"),
-        ("engine: {drafters: [suffix]}", r"engine\.drafters: there is no such field here, another section has it"),
+        ("engine: {max_nodes: 3}", r"engine\.max_nodes: .*did you mean `engine\.speculation\.max_nodes`\?"),
+        ("engine: {drafters: [suffix]}", r"engine\.drafters: .*did you mean `engine\.speculation\.drafters`\?"),
+        ("http_port: 1", r"http_port: there is no such field, did you mean `server\.http_port`\?"),
         ("engine: {tls_crt: x}", r"engine\.tls_crt: there is no such field$"),
         ("server: {thread: 1}", r"server\.thread: there is no such field$"),
         ("engines: {a: {targt: x}}", r"engines\.a\.targt: there is no such field, did you mean `target`\?"),

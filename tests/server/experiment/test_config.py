@@ -51,7 +51,7 @@ def test_a_plan_is_parsed(tmp_path: Path) -> None:
     ("old", "new", "line", "reason"),
     [
         ("name: ngram-or-eagle", "name: a b", 1, "should match pattern"),
-        ("salt: 7f3a", "sault: 7f3a", 7, "Extra inputs"),
+        ("salt: 7f3a", "sault: 7f3a", 7, "did you mean `salt`?"),
         ("metric: ttft_ms", "metric: speed", 8, "no metric 'speed'; there are e2e_ms"),
         ("min_effect: 2%", "min_effect: two%", 8, "not a percentage; write 2%"),
         ("block_s: 20s", "block_s: soon", 7, "not a duration; write 500ms"),

@@ -64,7 +64,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         (PLAN.replace("{width: 2}", "{}"), 2, "both arms are the same"),
         (PLAN.replace("mode: hash", "mode: other"), 9, "Input should be 'paired_replay'"),
         (PLAN.replace("  two:", "  two,three:"), 5, "must be a name of letters"),
-        ("name: a\nwhat: b\narms: {}\n", 2, "Extra inputs"),
+        ("name: a\nwhat: b\narms: {}\n", 2, "no such field"),
         ("name: [", 1, "not valid YAML"),
         ("name: &a [*a]", 1, ""),
         ("- 1", 1, "must be a mapping"),
