@@ -170,7 +170,7 @@ class EditsBench:
 
 
 def _llama(engine: EngineConfig, threads: int, progress: Progress) -> list[HttpPeer]:
-    folder, target = engine.cache_dir.expanduser(), engine.target
+    folder, target = engine.cache_dir, engine.target
     model = find_model(target, folder, progress)
     try:
         made = MAKERS[LLAMA](PeersPlan(target, None, folder, threads, (), (LLAMA,)), model, None)
@@ -204,5 +204,5 @@ async def measure_edits(
     """
     edits = next_edits(workload_folder())
     counted = edits[: min(prompts, len(edits) - 1)]
-    tokenizer = load_tokenizer(engine.target, engine.cache_dir.expanduser())
+    tokenizer = load_tokenizer(engine.target, engine.cache_dir)
     return await EditsBench(roads, [edits[-1], *counted], tokenizer, say).run(engine, progress)

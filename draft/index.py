@@ -49,7 +49,7 @@ class IndexShelf:
 
     def __init__(self, paths: Mapping[str, Path], fingerprint: str) -> None:
         self._fingerprint = fingerprint
-        self._indexes = {name: self._open(name, path.expanduser()) for name, path in paths.items()}
+        self._indexes = {name: self._open(name, path) for name, path in paths.items()}
         self._refused: dict[str, tuple[int, int, int]] = {}
 
     def get(self, names: Seq[str] | None) -> list[TokenIndex]:

@@ -101,7 +101,7 @@ def apply_edits(text: str, edits: Seq[TextEdit]) -> str:
 
 def workload_folder() -> Path:
     """Where fetched packages are kept."""
-    return EngineConfig().cache_dir.expanduser() / "workloads"
+    return EngineConfig().cache_dir / "workloads"
 
 
 def next_edits(folder: Path, releases: Seq[tuple[Release, Release]] = RELEASES) -> list[NextEdit]:

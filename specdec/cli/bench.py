@@ -27,6 +27,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
+from specdec.cli.models import expand_home
 from specdec.cli.options import check_folder, config_options, engine_options, pop_config
 from specdec.config import EngineConfig
 from specdec.control_groups import usable_cores
@@ -167,6 +168,7 @@ _DEFAULT = EngineConfig()
     "--cache-dir",
     type=click.Path(path_type=Path),
     default=_DEFAULT.cache_dir,
+    callback=expand_home,
     help="Where `make peers` installed them.",
 )
 @click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
@@ -186,7 +188,7 @@ def peers_command(
     check_folder("--json", json_file)
     check_folder("--chart", chart_file)
     plan = PeersPlan(
-        target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or usable_cores(),
+        target=target, draft=draft, cache_dir=cache_dir, threads=threads or usable_cores(),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
     )  # fmt: skip
     try:

@@ -59,7 +59,7 @@ def index_command(
     else:
         sources = IndexSources(former.header.roots, former.header.only, former.header.exclude)
     with ProgressBar() as progress:
-        tokenizer = load_tokenizer(target, cache_dir.expanduser(), progress)
+        tokenizer = load_tokenizer(target, cache_dir, progress)
         if former is not None and not paths and former.header.fingerprint != tokenizer.fingerprint:
             raise click.UsageError(f"--target: {out} has the tokens of another model; name the one it was made for")
         report = build_index(out, sources, tokenizer, former, progress)

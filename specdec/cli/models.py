@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
 from specdec.config import EngineConfig
 
+
+def expand_home(_: click.Context, __: click.Parameter, path: Path) -> Path:
+    """``path`` as the configuration reads one; `Path.expanduser` raises where there is no such user."""
+    return Path(os.path.expanduser(path))
+
+
 CACHE_DIR = click.option(
     "--cache-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=EngineConfig.model_fields["cache_dir"].default,
     show_default=True,
+    callback=expand_home,
     help="Where models are kept.",
 )
 
@@ -34,7 +42,7 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
     from specdec.models.catalogue import CATALOGUE, DEFAULT_MODEL
     from specdec.models.fetch import Fetcher
 
-    fetcher = Fetcher(cache_dir.expanduser() / "models")
+    fetcher = Fetcher(cache_dir / "models")
     if as_json:
         rows = [
             {
@@ -73,5 +81,5 @@ def fetch_command(name: str, cache_dir: Path) -> None:
     from specdec.models.fetch import Fetcher
 
     with ProgressBar() as progress:
-        path = Fetcher(cache_dir.expanduser() / "models").fetch(find_entry(name), progress)
+        path = Fetcher(cache_dir / "models").fetch(find_entry(name), progress)
     click.echo(path)

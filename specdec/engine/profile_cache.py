@@ -28,7 +28,7 @@ class ProfileCache:
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
         self._key = hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
-        self.path = cache_dir.expanduser() / "controller" / f"{kind}-{self._key[:16]}.json"
+        self.path = cache_dir / "controller" / f"{kind}-{self._key[:16]}.json"
         self._failing = False
 
     def read(self) -> dict[str, Any]:

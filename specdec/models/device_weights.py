@@ -243,7 +243,7 @@ def load_device_model(
         ModelError: not found, truncated, corrupt, without tokenizer, or too large for the device's memory.
         UnsupportedModelError: the architecture or a tensor type is not supported on the device.
     """
-    cache_dir, progress = cache_dir.expanduser(), progress or silent
+    progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     source, types = checkpoint.open(), DeviceTypes.of(dtype)
     if types.fp8 and device.type == "cuda" and not supports_fp8(device, FP8_CAPABILITY):

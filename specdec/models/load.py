@@ -60,7 +60,6 @@ def load_model(
         ModelError: not found, truncated, corrupt, without tokenizer, or too large for the available memory.
         UnsupportedModelError: the architecture or a tensor type is not supported.
     """
-    cache_dir = cache_dir.expanduser()
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     if cut is not None:

@@ -70,7 +70,6 @@ def measure_model(
         ModelError: not found, not readable, or a tensor is missing or of another shape.
         UnsupportedModelError: the architecture or a tensor type is not supported.
     """
-    cache_dir = cache_dir.expanduser()
     checkpoint = resolve(ref, cache_dir, progress or silent)
     if cut is not None:
         checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)

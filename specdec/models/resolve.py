@@ -122,7 +122,6 @@ def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) 
         ModelError: not found, truncated, corrupt, or without tokenizer.
         UnsupportedModelError: the architecture is not supported.
     """
-    cache_dir = cache_dir.expanduser()
     return resolve(ref, cache_dir, progress or silent).tokenizer(cache_dir)
 
 
@@ -132,7 +131,7 @@ def is_here(ref: str, cache_dir: Path) -> bool:
     if os.path.exists(os.path.expanduser(ref)):
         return True
     if ref in CATALOGUE:
-        return Fetcher(cache_dir.expanduser() / "models").is_complete(CATALOGUE[ref])
+        return Fetcher(cache_dir / "models").is_complete(CATALOGUE[ref])
     return ref.endswith(".gguf") or not _HUB_ID.fullmatch(ref)
 
 

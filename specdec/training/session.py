@@ -62,7 +62,7 @@ class TrainingPlan:
     draft: str | None = None  # the small model that is trained; None: a new head
     rank: int = 16  # of what is added to a draft model's matrices; 0: all of its weights are trained
     threads: int = 0  # 0: one per core
-    cache_dir: Path = EngineConfig.model_fields["cache_dir"].default
+    cache_dir: Path = EngineConfig().cache_dir
     index: bool = False  # write an index of the texts, and train nothing
 
 
@@ -151,14 +151,14 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
 def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress | None) -> Checkpoint:
     """The draft model's file or folder."""
     assert plan.draft is not None
-    checkpoint = resolve(plan.draft, plan.cache_dir.expanduser(), progress or silent)
+    checkpoint = resolve(plan.draft, plan.cache_dir, progress or silent)
     if not checkpoint.path.exists():
         raise TrainingError(f"--draft: {plan.draft} has no file to read; give a folder, a GGUF file or a known name")
     if is_head(checkpoint.path):
         raise TrainingError(f"--draft: {plan.draft} is a feature head; name a draft model")
     if checkpoint.open().config.mask_token is not None:
         raise TrainingError(f"--draft: {plan.draft} is a parallel draft, which is not trained here; name another model")
-    tokenizer = checkpoint.tokenizer(plan.cache_dir.expanduser(), like=target)
+    tokenizer = checkpoint.tokenizer(plan.cache_dir, like=target)
     if tokenizer.fingerprint != target.fingerprint:
         raise TrainingError(
             f"--draft: {checkpoint.name} has another vocabulary than the target; choose a model of its family"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -100,6 +101,13 @@ def test_an_options_help_is_its_settings_description() -> None:
 def test_bug_the_help_names_no_value_that_an_option_refuses(command: str) -> None:
     words = "--help" if command == "verify" else "--help-all"
     assert "null" not in CliRunner().invoke(cli, [command, words]).stdout
+
+
+def test_bug_a_cache_folder_of_a_user_who_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["models", "list", "--cache-dir", "~nobody-by-this-name/x", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["name"] == "smollm2-135m"
 
 
 @click.command()

@@ -32,7 +32,7 @@ from tests.engine.tiny_engine import drain
 from tests.models.tiny import SPECIALS, make_tiny_model, make_tiny_tokenizer
 from verify_kernels.backend_selection import Kernels, load_kernels
 
-CACHE = Path("~/.cache/specdec")
+CACHE = Path("~/.cache/specdec").expanduser()
 PAGES, ROWS, VOCAB = 40, 96, 384
 OTHER_TEXT = [
     "class Reader:\n    def read(self, name: str) -> bytes:\n        return open(name, 'rb').read()\n",

@@ -12,7 +12,7 @@ import pytest
 from verify_kernels.cpu.library import FLAGS, SOURCES, load_library, open_library
 from verify_kernels.cpu.native_backend import NativeBackend
 
-CACHE = Path("~/.cache/specdec")
+CACHE = Path("~/.cache/specdec").expanduser()
 
 
 def need_compiler() -> None:

@@ -86,7 +86,7 @@ def build_library(cache_dir: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise KernelError("no C++ compiler (g++) found; install one, or set engine.kernels to `reference`")
-    folder = cache_dir.expanduser() / "kernels"
+    folder = cache_dir / "kernels"
     target = folder / f"specdec-{_fingerprint(compiler)}.so"
     try:
         if target.exists():
