@@ -324,8 +324,7 @@ async def run_plan(
     finally:
         if watcher is not None:
             watcher.cancel()
-    facts = _facts(plan) | (about or {})
-    return ServeReport(run, facts, plan.objectives, plan.max_slip_ms, stopped)
+    return ServeReport(run, _facts(plan) | (about or {}), plan.objectives, plan.max_slip_ms, stopped)
 
 
 async def _watch(run: LoadRun, watch: Callable[[LoadRun], None]) -> None:
@@ -379,7 +378,7 @@ def report_tables(report: ServeReport) -> Iterator[Table | Text]:
     columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
     latency = Table("", "n", *columns, title=str(figures.get("load", "")))
     for name, found in figures["latency"].items():
-        cells = (_shown(found[column]) if found["n"] else "-" for column in columns)
+        cells = (_shown(found, column) for column in columns)
         latency.add_row(NAMES[name], str(found["n"]), *cells)
     yield latency
     totals = Table("figure", "value")
@@ -397,8 +396,8 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
         *((name.replace("_per_s", "/s").replace("_", " "), f"{v:.2f}") for name, v in figures["throughput"].items()),
         ("goodput, requests/s", f"{goodput['requests_per_s']:.2f} ({limits})"),
         ("good of all sent", f"{goodput['share_of_sent']:.1%}"),
-        ("sent late, ms at p99", _p99(generator["slip_ms"])),
-        ("generator late, ms at p99", _p99(generator["lag_ms"])),
+        ("sent late, ms at p99", _shown(generator["slip_ms"], "p99")),
+        ("generator late, ms at p99", _shown(generator["lag_ms"], "p99")),
     ]
     if "tokens_per_step" in figures:
         rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))
@@ -409,10 +408,8 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _shown(value: float) -> str:
+def _shown(found: dict[str, Any], column: str) -> str:
     """With so few digits that a row fits into 80 columns."""
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def _p99(found: dict[str, Any]) -> str:
-    return f"{found['p99']:.2f}" if found["n"] else "-"
+    if not found["n"]:
+        return "-"
+    return f"{found[column]:.2f}" if found[column] < 100 else f"{found[column]:.0f}"

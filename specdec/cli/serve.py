@@ -150,8 +150,7 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     host = _reachable(addresses.host)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
     http = addresses.http_port
-    secure = server.tls_cert is not None
-    scheme = "https" if secure else "http"
+    scheme = "http" if server.tls_cert is None else "https"
     page = [f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []
     flags = _credential_flags(server)
     memory = f"{info.memory_bytes / 2**30:.1f} GiB of memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,20 +35,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--hours", type=POSITIVE, help="End after this time; run again to go on.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Compute threads; 0: one per core.")
 @CACHE_DIR
-def train_head_command(
-    kind: str,
-    draft: str | None,
-    rank: int,
-    target: str,
-    out: Path,
-    data: Path | None,
-    given: tuple[Path, ...],
-    tokens: int,
-    passes: int,
-    hours: float | None,
-    threads: int,
-    cache_dir: Path,
-) -> None:
+def train_head_command(kind: str, out: Path, data: Path | None, draft: str | None, **values: Any) -> None:
     """Make a drafter for a target from texts that the target writes itself: train an EAGLE-3 head or a draft model, or
     index the texts.
 
@@ -66,9 +54,6 @@ def train_head_command(
 
     if (kind == "model") != (draft is not None):
         raise click.UsageError("--draft: --kind model needs the small model to train, and a head takes none")
-    plan = TrainingPlan(
-        target, out, data or out / "texts", given, tokens, hours, passes, draft, rank, threads, cache_dir,
-        index=kind == "index",
-    )  # fmt: skip
+    plan = TrainingPlan(out=out, data=data or out / "texts", draft=draft, index=kind == "index", **values)
     with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:
         train_drafter(plan, line.note, line.show, progress)
