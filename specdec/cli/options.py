@@ -199,10 +199,8 @@ def config_options(command: Command, options: Sequence[_ConfigOption]) -> Comman
     for flag, dotted in reversed(options):
         field = _field(dotted)
         settings = {"type": _parameter_type(field), "multiple": typing.get_origin(field.annotation) is tuple}
-        if "/" not in flag and field.annotation is bool:
-            settings = {"is_flag": True}
-        elif field.annotation is bool:
-            settings = {}
+        if field.annotation is bool:
+            settings = {} if "/" in flag else {"is_flag": True}
         text = f"{field.description}."
         # An option cannot be null: what null means holds where the option is not given, or is set in a file only.
         text = text.replace("null:", "default:") if field.default is None else re.sub("; null:.*", ".", text)

@@ -151,8 +151,6 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
     http = addresses.http_port
     scheme = "http" if server.tls_cert is None else "https"
-    page = [f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []
-    flags = _credential_flags(server)
     memory = f"{info.memory_bytes / 2**30:.1f} GiB of memory"
     if info.weight_bytes:
         weights = f"{info.weight_bytes / 2**30:.1f}"
@@ -161,9 +159,9 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
         f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",
         *([f"  HTTP  {scheme}://{host}:{http}/v1 (base URL of OpenAI clients)"] if http is not None else []),
-        *page,
+        *([f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []),
         f"  uses  {memory}; the KV cache holds {info.kv_tokens:,} tokens, up to {info.max_context:,} of a request",
-        f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
+        f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{_credential_flags(server)} {ask}",
     ]
 
 

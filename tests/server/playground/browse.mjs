@@ -222,9 +222,13 @@ async function locked() {
     return scrollWidth - clientWidth;
   });
   await page.screenshot({ path: join(shots, "key.png") });
-  await page.keyboard.type(key);
+  await page.keyboard.type("mistyped");
+  await page.keyboard.press("Enter");
+  const refused = await page.getByRole("alert").textContent();
+  await page.locator("form.key input").fill(key);
   await page.keyboard.press("Enter");
   await ready(page);
+  const mended = await page.getByRole("alert").count();
   await page.getByRole("radio", { name: "Completion" }).check();
   await page.locator("[name=prompt]").fill("abc");
   await page.locator("[name=maxTokens]").fill("20");
@@ -233,7 +237,7 @@ async function locked() {
   const tokens = await page.locator(".token").count();
   const links = await page.locator("nav a").allTextContents();
   const kept = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie]));
-  return { asked, field, cut, tokens, links, kept };
+  return { asked, field, cut, refused, mended, tokens, links, kept };
 }
 
 try {

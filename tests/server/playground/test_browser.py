@@ -165,6 +165,8 @@ def test_a_key_is_requested_and_not_stored(browse: Browse, tmp_path: Path) -> No
         seen = browse(server, "locked", key)
     assert "key" in seen["asked"]
     assert seen["field"] == "password"
+    assert "refuses this key" in seen["refused"]
+    assert seen["mended"] == 0
     assert seen["cut"] == 0  # of the form's width, as a visitor finds it
     assert seen["tokens"] == len("abc") + 1
     assert seen["links"] == ["API"]  # a link cannot carry the key

@@ -1,5 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, busy, choose, type Connection, connection, info, locked, look, reportOf } from "./store";
+import { apiKey, busy, choose, type Connection, connection, info, locked, look, notice, reportOf } from "./store";
 
 const WORDS: Record<Connection, string> = {
   connecting: "Connecting",
@@ -80,7 +80,10 @@ function Key() {
       class="key"
       onSubmit={(event) => {
         event.preventDefault();
-        void look();
+        void look().then(() => {
+          if (connection.value !== "key" || !apiKey.value) return;
+          notice.value = { message: "The server refuses this key.", field: "", lost: true };
+        });
       }}
     >
       <label>
