@@ -57,7 +57,12 @@ _BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
     _TYPES.Q5_K: "q5_k",
     _TYPES.Q6_K: "q6_k",
 }
-SUPPORTED_TYPES = frozenset({_TYPES.F32, _TYPES.F16, _TYPES.BF16, *_BLOCK_KINDS})
+_ROUNDED = (
+    _TYPES.Q2_K, _TYPES.Q3_K, _TYPES.IQ2_XXS, _TYPES.IQ2_XS, _TYPES.IQ2_S, _TYPES.IQ3_XXS, _TYPES.IQ3_S,
+    _TYPES.IQ4_NL, _TYPES.IQ4_XS,
+)  # fmt: skip
+"""Blocks that no kernel multiplies; they are dequantised as the file is read."""
+SUPPORTED_TYPES = frozenset({_TYPES.F32, _TYPES.F16, _TYPES.BF16, *_BLOCK_KINDS, *_ROUNDED})
 
 
 class GGUFFile:

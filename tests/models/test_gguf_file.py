@@ -117,7 +117,8 @@ def _random_rows(kind: Kind, rows: int, columns: int) -> np.ndarray:
         return gguf.quantize(rng.standard_normal((rows, columns), dtype=np.float32), kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    scales = {Kind.Q6_K: [208], Kind.Q8_0: [0], Kind.Q4_0: [0], Kind.Q5_0: [0]}.get(kind, [0, 2])
+    two = {Kind.Q4_1: [0, 2], Kind.Q5_1: [0, 2], Kind.Q4_K: [0, 2], Kind.Q5_K: [0, 2], Kind.Q2_K: [80, 82]}
+    scales = (two | {Kind.Q6_K: [208], Kind.Q3_K: [108]}).get(kind, [0])
     for at in scales:  # random bits could be NaN as a float16: these are the blocks' scales and offsets
         values = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = values[..., None].view(np.uint8)
