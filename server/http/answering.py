@@ -24,7 +24,6 @@ from specdec.core.types import (
     Usage,
 )
 
-MEDIA_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
-from server.http.call import Call, Endpoint, ErrorStyle
+from server.http.answering import Sample, Totals, answer, named_event
+from server.http.call import EVENT_STREAM, Call, Endpoint, ErrorStyle
 from server.http.conversation import (
     Block,
     Blocks,
@@ -271,7 +271,7 @@ def message_head(call: Call) -> dict[str, Any]:
 class MessageAnswer:
     """A stream has the message without content, its blocks in turn, and its end."""
 
-    media_type = MEDIA_TYPE
+    media_type = EVENT_STREAM
 
     def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: TokenizerLike) -> None:
         self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer

@@ -49,7 +49,8 @@ class ServerContext:
 
 BODY_IDLE_S = 30.0  # between two pieces of a body
 LINGER_S = 2.0  # reading the rest of a body that is refused
-JSON = b"application/json"
+SILENT_S = 15.0  # of a stream, after which it gets a comment: proxies cut off what is silent for a minute
+JSON, EVENT_STREAM = b"application/json", b"text/event-stream"
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -72,6 +73,8 @@ class Call:
         self.fields: Table = ()  # those that the endpoint reads
         self._warnings: list[FieldViolation] = []  # added while the body is read
         self.began = False  # the answer's headers are sent
+        self._n_written = 0  # pieces of a stream
+        self._comments: asyncio.Task[None] | None = None  # writes into a silent stream
 
     @cached_property
     def query(self) -> dict[str, str]:
@@ -218,6 +221,7 @@ class Call:
     def ended(self) -> None:
         """Free the id for the next call."""
         self.server.call_ids.discard(self._request_id)
+        self._end_comments()
 
     async def gone(self) -> None:
         """Wait until the client has left. The body must have been read."""
@@ -234,18 +238,34 @@ class Call:
         await self.finish(data)
 
     async def start_stream(self, media_type: bytes) -> None:
-        """Answer 200 with a body that `write` and `finish` send."""
+        """Answer 200 with a body that `write` and `finish` send. Server-sent events get a comment, which clients skip,
+        after `SILENT_S` without a piece, such as while a long prompt is read."""
         await self._start(
             200, [(b"content-type", media_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         )
+        if media_type == EVENT_STREAM:
+            self._comments = asyncio.create_task(self._write_comments())
 
     async def write(self, data: bytes) -> None:
         """Send the next piece of the answer; waits for a slow client."""
+        self._n_written += 1
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last piece of the answer."""
+        self._end_comments()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _write_comments(self) -> None:
+        while True:
+            before = self._n_written
+            await asyncio.sleep(SILENT_S)
+            if self._n_written == before:
+                await self.write(b":\n\n")
+
+    def _end_comments(self) -> None:
+        if self._comments is not None:
+            self._comments.cancel()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.began = True

@@ -7,8 +7,8 @@ from typing import Any
 
 import specdec
 from server.errors import DrainingError
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, omitted_lines, sse
-from server.http.call import Call, Endpoint, ErrorStyle
+from server.http.answering import Sample, Totals, answer, omitted_lines, sse
+from server.http.call import EVENT_STREAM, Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.llamacpp_request import (
@@ -140,7 +140,7 @@ class LlamaAnswer:
     """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
     Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
 
-    media_type = MEDIA_TYPE
+    media_type = EVENT_STREAM
 
     def __init__(self, parsed: LlamaRequest, model: str, tokenizer: TokenizerLike) -> None:
         self._request, self._model, self._tokenizer = parsed, model, tokenizer

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer
-from server.http.call import Call
+from server.http.answering import Sample, Totals, answer
+from server.http.call import EVENT_STREAM, Call
 from server.http.fields import CONVERSATION, read_conversation
 from server.http.openai_format import (
     SHARED,
@@ -74,7 +74,7 @@ class ChatAnswer:
     """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
     arguments, and one per sample's end."""
 
-    media_type = MEDIA_TYPE
+    media_type = EVENT_STREAM
 
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer

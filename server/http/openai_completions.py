@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, whole_answer
-from server.http.call import Call
+from server.http.answering import Sample, Totals, answer, whole_answer
+from server.http.call import EVENT_STREAM, Call
 from server.http.fields import TTFT
 from server.http.openai_format import (
     SHARED,
@@ -186,7 +186,7 @@ async def _text(call: Call, prompt: Prompt) -> str:
 class CompletionAnswer:
     """A stream has a chunk per Delta with text and one per sample's end."""
 
-    media_type = MEDIA_TYPE
+    media_type = EVENT_STREAM
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from server.http.answering import MEDIA_TYPE, Sample, Totals, answer, named_event
-from server.http.call import Call, Endpoint
+from server.http.answering import Sample, Totals, answer, named_event
+from server.http.call import EVENT_STREAM, Call, Endpoint
 from server.http.conversation import (
     Block,
     Blocks,
@@ -267,7 +267,7 @@ def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
 class ResponseAnswer:
     """A stream has the answer without output, its items in turn, and the whole answer."""
 
-    media_type = MEDIA_TYPE
+    media_type = EVENT_STREAM
 
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: TokenizerLike) -> None:
         self._answer, self._request_id = response_head(call, parsed), call.request_id
