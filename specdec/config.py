@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -510,7 +510,8 @@ def _place_of(kind: Any, name: str) -> str:
         if name in model.model_fields:
             return name
         for section, field in model.model_fields.items():
-            if inner := _place_of(field.annotation, name):
+            kind = field.annotation  # a key or an index stands before the fields inside a mapping or a list
+            if get_origin(kind) not in (dict, list, tuple) and (inner := _place_of(kind, name)):
                 return f"{section}.{inner}"
     return ""
 

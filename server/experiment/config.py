@@ -244,15 +244,17 @@ class ExperimentConfig(StrictModel):
     @model_validator(mode="after")
     def _arms_fit_the_mode(self) -> ExperimentConfig:
         first, second = self.arms.values()
-        if self.assignment.mode == "aa" and (first.request, first.engine, first.url) != (
-            second.request,
-            second.engine,
-            second.url,
-        ):
+        if self.assignment.mode == "aa" and not self.arms_are_equal:
             raise ValueError("arms: mode aa compares an arm with itself; give both the same options")
         if self.assignment.pairs and first.weight != second.weight:
             raise ValueError(f"arms: {self.assignment.mode} serves each request in both arms; leave weight out")
         return self
+
+    @property
+    def arms_are_equal(self) -> bool:
+        """Whether the arms differ in their weights at most."""
+        first, second = self.arms.values()
+        return first.model_copy(update={"weight": second.weight}) == second
 
     @property
     def checked_guardrails(self) -> tuple[Guardrail, ...]:

@@ -162,7 +162,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
             target = model_pb2.Model(name=model.name, role=model_pb2.MODEL_ROLE_TARGET)
             target.aliases.extend(model.names.aliases)
             models.append(target)
-            if (draft := model.info.draft) is not None:
+            if model.client.engine.is_known and (draft := model.info.draft) is not None:
                 models.append(model_pb2.Model(name=draft, role=model_pb2.MODEL_ROLE_DRAFT))
         return model_pb2.ListModelsResponse(models=models)
 

@@ -71,21 +71,22 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
 LOGGER = "specdec.calls"
 MAX_LOGGED_IDS = 128  # of a call's requests; a call may embed thousands of texts
 
-_POLLED = HEALTH_PATHS | {"/v1/loads"}
+_POLLED = "/v1/loads"  # by routers, each second
 
 PromptText = Callable[[RequestRecord], str]
 
 
 class CallLog(TelemetryListener):
-    """Logs one line per call: names, figures and the reason of a refusal; none for paths that programs poll every
-    second. ``prompt_text`` None: no texts."""
+    """Logs one line per call: names, figures and the reason of a refusal; none for `HEALTH_PATHS`, which probes
+    call every second, nor for an answered call of `_POLLED`. ``prompt_text`` None: no texts."""
 
     def __init__(self, prompt_text: PromptText | None = None) -> None:
         self._prompt_text = prompt_text
         self._logger = logging.getLogger(LOGGER)
 
     def call_ended(self, call: CallRecord) -> None:
-        if call.endpoint not in _POLLED and self._logger.isEnabledFor(logging.INFO):
+        polled = call.endpoint in HEALTH_PATHS or (call.endpoint == _POLLED and not call.reason)
+        if not polled and self._logger.isEnabledFor(logging.INFO):
             ended = {"status": call.status, "duration_ms": _ms(call.duration_s)}
             self._log("call", call, ended, call.reason, call.requests)
 

@@ -357,9 +357,8 @@ def plan_command(
     if as_json:
         click.echo(plan.model_dump_json())
         return
-    first, second = manifest.config.arms.values()
-    if first != second:
-        click.echo("the arms of this experiment differ, and their difference counts as noise: prefer one of mode aa")
+    if not manifest.config.arms_are_equal:
+        click.echo("the arms of this experiment differ, and their difference counts as noise: prefer two equal arms")
     click.echo(f"{plan.units} {plan.unit_name}s find a change of {size:.1%} in {plan.label}")
     if always_valid:  # other values widen the intervals at that number
         click.echo(f"with `stopping: {{rule: always_valid, expected_units: {plan.units}}}`")

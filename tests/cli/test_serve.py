@@ -15,8 +15,9 @@ from specdec.cli.serve import with_disk_cache
 from specdec.config import Config, EngineConfig
 from tests.fake_engine import CHAT
 from tests.server.auth.key_files import make_key
+from tests.server.http.harness import running_serving
 from tests.server.http.test_several_models import drain
-from tests.server.several_models import several
+from tests.server.several_models import ENGINES, make_several, serving, several
 
 
 def test_the_disk_cache_takes_a_quarter_of_its_own_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +51,10 @@ def test_status_shows_which_models_take_requests(tmp_path: Path) -> None:
         found = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
     assert shown[0] == "state     chat is ready, fim takes no requests now"
     assert (found["info"]["target"], found["ready"]) == (CHAT, {"chat": True, "fim": False})
+
+
+def test_status_does_not_wait_for_the_last_model() -> None:
+    engines = ENGINES | {"fim": {"target": "crash", "threads": 1}}
+    with running_serving(serving(make_several(engines), give_up_after=50), wait=False) as server:
+        words = ["status", "--server", f"127.0.0.1:{server.grpc_port}"]
+        assert server.comes_to(lambda: CliRunner().invoke(cli, words).exit_code == 0)

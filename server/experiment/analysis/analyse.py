@@ -437,7 +437,7 @@ def _settings(name: str, value: Any) -> dict[str, str]:
     """A setting, or all in a mapping, by dotted names and as a plan spells them."""
     if isinstance(value, dict):
         return {place: text for key, each in value.items() for place, text in _settings(f"{name}.{key}", each).items()}
-    return {name: value if isinstance(value, str) else json.dumps(value)}
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
 
 
 def _arm(name: str, arm: Arm, records: list[Record]) -> ArmResult:

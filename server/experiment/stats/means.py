@@ -82,7 +82,7 @@ def compare_means(sample: TwoArmSample) -> MeanComparison:
     counts = sample.units_by_arm()
     shares = [1 - 1 / n for n in counts]
     variances = (float(first @ first) * shares[0], float(second @ second) * shares[1])
-    return MeanComparison(a, b, variances, float(first @ second) * max(shares), min(counts))
+    return MeanComparison(a, b, variances, float(first @ second) * min(shares), min(counts))
 
 
 def design_effect(sample: TwoArmSample) -> float:

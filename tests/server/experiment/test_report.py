@@ -209,6 +209,8 @@ def test_bug_a_plan_from_arms_that_differ_says_so(tmp_path: Path) -> None:
     folder = _folder(tmp_path, plan, paired(plan, 60, 0.5, seed=5))
     done = _ab("plan", folder, "--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean")
     assert done.output.startswith("the arms of this experiment differ, ")
+    same = manifest(assignment={"mode": "aa", "unit": "request"}, arms={"a": {"weight": 2}, "b": {}})
+    assert same.config.arms_are_equal
 
 
 def test_bug_the_folder_of_a_running_experiment_yields_no_verdict_of_a_fixed_rule(tmp_path: Path) -> None:

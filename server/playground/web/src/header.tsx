@@ -69,6 +69,13 @@ function Models() {
   );
 }
 
+/** Look again, with the key. */
+async function tryKey() {
+  await look();
+  if (connection.value !== "key" || !apiKey.value) return;
+  notice.value = { message: "The server refuses this key.", field: "", lost: true };
+}
+
 function Key() {
   const field = useRef<HTMLInputElement>(null);
   const wanted = connection.value === "key";
@@ -80,10 +87,7 @@ function Key() {
       class="key"
       onSubmit={(event) => {
         event.preventDefault();
-        void look().then(() => {
-          if (connection.value !== "key" || !apiKey.value) return;
-          notice.value = { message: "The server refuses this key.", field: "", lost: true };
-        });
+        void tryKey();
       }}
     >
       <label>
@@ -97,7 +101,7 @@ function Key() {
           title="Kept in this tab's memory only"
           value={apiKey.value}
           onInput={(event) => (apiKey.value = event.currentTarget.value.trim())}
-          onChange={() => void look()}
+          onChange={() => void tryKey()}
         />
       </label>
     </form>

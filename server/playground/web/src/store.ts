@@ -35,7 +35,7 @@ export const locked = computed(() => connection.value === "key" || apiKey.value 
 export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
 export const selected = signal<Selection | null>(null);
 export const busy = signal(false);
-/** `lost`: the server did not answer. */
+/** `lost`: a later good answer of the server clears it. */
 export const notice = signal<{ message: string; field: string; lost?: boolean } | null>(null);
 export const trace = signal<StepTrace[]>([]);
 export const traceError = signal("");

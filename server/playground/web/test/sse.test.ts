@@ -15,7 +15,7 @@ async function read(pieces: Uint8Array[]): Promise<string[]> {
 }
 
 test("events are the same however the stream is cut, inside a character too", async () => {
-  const bytes = new TextEncoder().encode('data: {"a":"\\n"}\n\ndata: ü🙂\n\ndata: [DONE]\n\n');
+  const bytes = new TextEncoder().encode('data: {"a":"\\n"}\n\n:\n\ndata: ü🙂\n\ndata: [DONE]\n\n');
   for (let first = 0; first <= bytes.length; first++)
     for (let second = first; second <= bytes.length; second++) {
       const pieces = [bytes.slice(0, first), bytes.slice(first, second), bytes.slice(second)];

@@ -142,8 +142,11 @@ def test_a_line_names_the_key_and_metrics_need_one_too(tmp_path: Path) -> None:
         server.client.get("/v1/models", headers=key)
         assert server.client.post(COMPLETIONS, json={"prompt": "x"}).status_code == 401
         assert server.client.get("/metrics").status_code == 401
+        assert server.client.get("/v1/loads").status_code == 401
         assert server.client.get("/metrics", headers=key).status_code == 200
         secret = key["authorization"].removeprefix("Bearer ")
+    (refused,) = lines.of("call", endpoint="/v1/loads")
+    assert refused["status"] == "401"
     for path in (COMPLETIONS, "/v1/models", "/metrics"):
         (line,) = lines.of("call", endpoint=path, status="200")
         assert (line["key"], line["tenant"]) == ("laptop", "team-a")
