@@ -422,18 +422,19 @@ class SuffixStop(TextStop):
         self._trail = bool(lines[0].strip()) and _TRAIL.issuperset(lines[0].rstrip("\n"))
         # It begins with the mark that closes the string in which the text begins
         self._closes = quote not in ("", "#") and suffix.startswith(quote)
-        self._anchor = ""
+        self._anchor, seen = "", 0
         for line in lines:
             self._anchor += line
-            if self._trail or visible(self._anchor) >= DISTINCT_CHARACTERS:
+            seen += visible(line)
+            if self._trail or seen >= DISTINCT_CHARACTERS:
                 break
         self._falls = _falls(self._anchor)
         self._matched = 0  # length of the longest prefix of the anchor that ends the text
         self._escaped = False  # whether a backslash precedes the next character
         self._last = ""  # character that counts
         self._at = -len(lead)
-        # Before each character that counts and at the end: bracket depth and place.
-        self._depths, self._places = [0], [self._at]
+        self._places: list[int] = []  # of each character that counts
+        self._depths = [0]  # bracket depth before each of them and at the end
         for char in lead:
             self._advance(char)
 
@@ -464,14 +465,14 @@ class SuffixStop(TextStop):
 
     def _begin(self, length: int) -> int:
         """The place of the last ``length`` characters that count."""
-        return max(0, self._places[-1 - length])
+        return max(0, self._places[-length] if length else self._at)
 
     def _advance(self, char: str) -> None:
         self._at += 1
         if char == "\r" or char == self._last == "\n":
             return
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
-        self._places.append(self._at)
+        self._places.append(self._at - 1)
         anchor, matched = self._anchor, self._matched
         while matched and (matched == len(anchor) or anchor[matched] != char):
             matched = self._falls[matched - 1]

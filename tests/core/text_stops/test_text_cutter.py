@@ -154,6 +154,8 @@ def test_brackets_of_real_code(rules: TextRules, text: str, left: str) -> None:
         ("\n\n", "a\n\nb", "a\n\nb"),
         ("\n\n\ndef sizes(folder):\n", "\n\ndef sizes(folder):\n    return", ""),  # blank lines do not count
         ("\n\ndef sizes(folder):\n", "x = 1\n\n\n\ndef sizes(folder):\n", "x = 1"),
+        ("def sizes(folder):\n", "import os\n\n\ndef sizes(folder):", "import os\n\n\n"),
+        ("}", "a;\n\n}", "a;\n\n"),
         ("\na = 1\n\nb = 2\n", "x = 1\na = 1\nb = 2", "x = 1"),
         ("\n\ndef sizes(folder):\n", "\n\n\n    def sizes(folder):\n", "\n\n\n    def sizes(folder):\n"),
         (" + b\n", "a + b", "a + b"),  # three visible characters may be chance
