@@ -157,10 +157,9 @@ class AsyncTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation in which ``tools`` may be called; ``add_generation_prompt`` opens the answer.
+        """Token ids of a conversation in which ``tools`` may be called; ``variables``: as in `ChatTemplate.render`.
 
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
@@ -168,9 +167,9 @@ class AsyncTokenizer:
             InvalidRequestError: the template refuses the messages.
             RequestError: as `encode` raises for large texts.
         """
-        work = partial(self.loaded.encode_chat, messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        work = partial(self.loaded.encode_chat, messages, tools=tools, variables=variables)
         try:
-            return await self._encode_in_thread(text_length([messages, tools]), work)
+            return await self._encode_in_thread(text_length([messages, tools, variables]), work)
         except ModelError as error:
             raise ChatNotSupportedError(str(error)) from None
 

@@ -95,9 +95,9 @@ class TokenizerLike(TextTokenizer, Protocol):
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a conversation.
+        """Ids of a conversation; ``variables``: as in `ChatTemplate.render`.
 
         Raises:
             ModelError: the model has no chat template.

@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 from server.http.app import ENDPOINTS, openapi_document
 from server.http.fields import COMMON, SAMPLING, STOPPING
 from server.request_fields import GRAMMAR, PREDICTION, schemas
-from specdec.api.generate import PROTOS, ROOT
+from specdec.api.generate import PROTOS, run_protoc
 from tools.markdown import REPOSITORY, header, row, with_parts
 
 _PACKAGE = ".specdec.api.v1."
@@ -37,23 +37,11 @@ def grpc_reference() -> str:
 
 
 def _descriptors() -> FileDescriptorSet:
-    """Descriptors of all our .proto files, with comments.
-
-    Raises:
-        RuntimeError: protoc refused the files; the reason is on standard error.
-    """
-    from grpc_tools import protoc  # comes with the `dev` extra
-
-    found = FileDescriptorSet()
-    protos = sorted((ROOT / PROTOS).glob("*.proto"))
+    """Descriptors of all our .proto files, with comments; raises as `run_protoc`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
-        options = [f"-I{ROOT}", "--include_source_info", f"--descriptor_set_out={out}"]
-        code = protoc.main(["protoc", *options, *map(str, protos)])
-        if code != 0:
-            raise RuntimeError(f"protoc ended with code {code}")
-        found.ParseFromString(out.read_bytes())
-    return found
+        run_protoc(PROTOS, "--include_source_info", f"--descriptor_set_out={out}")
+        return FileDescriptorSet.FromString(out.read_bytes())
 
 
 class _File:

@@ -71,7 +71,7 @@ class ByteTokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Raises ModelError: there is no chat template."""
         raise ModelError("the byte tokenizer has no chat template; send text")

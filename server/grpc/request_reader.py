@@ -15,6 +15,7 @@ from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
 from server.errors import DeadlinePassedError
+from server.json_body import Body, read_object
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
@@ -126,11 +127,23 @@ async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: Vi
         violations.check(False, f"chat.messages[{i}].role", "must not be empty")
     if bad:
         return []
+    variables = _read_variables(chat.template_variables, violations)
     try:
-        return await model.tokenizer.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages])
+        messages = [{"role": m.role, "content": m.content} for m in chat.messages]
+        return await model.tokenizer.encode_chat(messages, variables=variables)
     except InvalidRequestError as error:
         violations.found += error.violations
         return []
+
+
+def _read_variables(text: str, violations: ViolationCollector) -> dict[str, Any]:
+    name = "chat.template_variables"
+    try:
+        found = read_object(text.encode()) if text else {}
+    except InvalidRequestError as error:
+        violations.check(False, name, error.violations[0].description)
+        return {}
+    return Body({name: found}, violations).value(name) or {}
 
 
 def read_gap(message: options.FimPrompt) -> Gap:

@@ -21,7 +21,7 @@ from server.http.conversation import (
     read_text,
 )
 from server.http.errors import Refusal
-from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, encode_messages
+from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import extras
 from server.http.tool_calls import as_object
 from server.http.tool_use import ToolUse, read_tools, use_tools
@@ -79,6 +79,7 @@ PROMPT_FIELDS: Table = (
     Field("messages", {**listed(_MESSAGE, minItems=1), "description": CONTINUES}),
     Field("tools", listed(_TOOL)),
     Field("tool_choice", _CHOICE),
+    TEMPLATE_VARIABLES,
 )
 MESSAGE_FIELDS: Table = (
     *PROMPT_FIELDS,
@@ -309,7 +310,9 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
     if step is Step.CLOSE:
         return {"type": "content_block_stop", "index": block.index}
     if step is Step.OPEN:
-        empty = content_block(block) | ({} if block.call is None else {"input": {}})
+        empty: dict[str, Any] = {"type": "text", "text": ""}
+        if block.call is not None:
+            empty = {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": {}}
         return {"type": "content_block_start", "index": block.index, "content_block": empty}
     delta = {"type": "text_delta", "text": text}
     if block.call is not None:

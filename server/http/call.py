@@ -239,7 +239,7 @@ class Call:
 
     async def start_stream(self, media_type: bytes) -> None:
         """Answer 200 with a body that `write` and `finish` send. Server-sent events get a comment, which clients skip,
-        after `SILENT_S` without a piece, such as while a long prompt is read."""
+        after one to two `SILENT_S` without a piece, such as while a long prompt is read."""
         await self._start(
             200, [(b"content-type", media_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         )

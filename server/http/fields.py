@@ -10,10 +10,11 @@ from server.http.conversation import read_text
 from server.http.tool_use import TOOLS, ToolUse
 from server.json_body import Body
 from server.request_fields import (
-    COUNT,
+    INTEGER,
     MAX_SHOWN,
     MAX_UNKNOWN,
     NUMBER,
+    OBJECT,
     SPECULATION,
     TEXT,
     Field,
@@ -56,11 +57,12 @@ async def read_conversation(
     model: ServedModel,
     tools: ToolUse | None,
     *,
-    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
     continues: bool = False,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, with the answer's beginning if ``add_generation_prompt``. Empty: there are none, or
-    ``messages`` are wrong, which ``body`` notes.
+    """Token ids of ``messages``, with the answer's beginning unless ``variables``, those that the chat template gets
+    besides the body's, say ``add_generation_prompt=False``. Empty: there are none, or ``messages`` are wrong, which
+    ``body`` notes.
 
     The answer continues a last message of the assistant that has a true ``prefix``, or any that calls no tools if
     ``continues``.
@@ -79,12 +81,12 @@ async def read_conversation(
             message.refuse("role", "must be a string that is not empty")
     if len(body.violations.found) > n_known:
         return ()
-    beginning, last = "", messages[-1]
+    beginning, last, variables = "", messages[-1], variables or {}
     is_begun = last.get("prefix") is True or (continues and not last.get("tool_calls"))  # Mistral, DeepSeek; Ollama
-    if is_begun and last["role"] == "assistant" and add_generation_prompt:
+    if is_begun and last["role"] == "assistant" and variables.get("add_generation_prompt", True):
         beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
         messages = messages[:-1]
-    return await encode_messages(body, model, messages, tools, beginning, add_generation_prompt=add_generation_prompt)
+    return await encode_messages(body, model, messages, tools, beginning, variables)
 
 
 async def encode_messages(
@@ -93,31 +95,52 @@ async def encode_messages(
     messages: list[dict[str, Any]],
     tools: ToolUse | None,
     beginning: str = "",
-    *,
-    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages`` and of the answer's ``beginning``, as `read_conversation` returns them.
+    """Token ids of ``messages`` and of the answer's ``beginning``, as `read_conversation` returns them; ``variables``
+    as there.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
     known = None if tools is None else tools.tools
     try:
-        ids = await model.tokenizer.encode_chat(messages, known, add_generation_prompt=add_generation_prompt)
+        every = {**(variables or {}), **template_variables(body)}
+        ids = await model.tokenizer.encode_chat(messages, known, every)
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
     return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else tuple(ids)
 
 
+def template_variables(body: Body) -> dict[str, Any]:
+    """The variables of the chat template that ``body`` sets."""
+    given = body.object(TEMPLATE_VARIABLES.name)
+    variables: dict[str, Any] = {} if given is None else body.value(TEMPLATE_VARIABLES.name) or {}
+    for name in ("messages", "tools"):
+        if name in variables:
+            body.refuse(f"{TEMPLATE_VARIABLES.name}.{name}", "is a field of the body")
+    return variables
+
+
+TEMPLATE_VARIABLES = Field(
+    "chat_template_kwargs",
+    {**OBJECT, "description": "Variables of the model's chat template, such as `enable_thinking` of Qwen3."},
+)
 MODEL = text_field("model", "None, or the one served.")
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")
 STOPPING = param_fields(StoppingParams, "max_tokens")
+
+
+def _read_draft_limit(body: Body, name: str) -> SpeculationParams:
+    return SpeculationParams(max_depth=min(max(0, body.integer(name, -INT31, INT31) or 0), MAX_DRAFT_NODES))
+
+
 COMMON: Table = (
     Field("speculative.n_max", {
-        **COUNT, "maximum": MAX_DRAFT_NODES, "description": "llama.cpp's name of speculation.max_depth. 0: no drafts.",
-    }, lambda body, name: SpeculationParams(max_depth=body.integer(name, 0, MAX_DRAFT_NODES)), "speculation"),
+        **INTEGER, "description": "llama.cpp's speculation.max_depth. 0: no drafts. `speculation` replaces it.",
+    }, _read_draft_limit, "speculation"),
     SPECULATION,
     *param_fields(Request),
     text_field(
@@ -128,7 +151,7 @@ COMMON: Table = (
 )  # fmt: skip
 CONTINUES = "If the last one is the assistant's, the answer continues it."
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": either(TEXT, {"type": "array"})}, "role")
-CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), *TOOLS)
+CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), TEMPLATE_VARIABLES, *TOOLS)
 
 
 _LIKENESS = 0.83  # of two names, as difflib computes it, from 0 to 1: a letter or two differ

@@ -45,6 +45,11 @@ def _read_indent(body: Body, name: str) -> TextRules | None:
     return TextRules(min_indent=indent) if indent else None
 
 
+def _read_temperature(body: Body, name: str) -> float | None:
+    value = body.number(name)
+    return None if value is None else max(0.0, value)
+
+
 def _read_samples(body: Body, name: str) -> int:
     """llama.vscode looks for these very words if the number is out of range."""
     value = body.raw(name)
@@ -76,8 +81,8 @@ _SHARED: Table = (
           Body.texts),
     Field("samplers", {**_TEXTS, "description": "The active samplers; infill without a temperature is greedy."},
           Body.raw),
-    Field("temperature", param_field(SamplingParams, "temperature", default=0.8).schema,
-          lambda body, name: max(0.0, body.number(name) or 0.0), "sampling.temperature", 0.8),
+    Field("temperature", param_field(SamplingParams, "temperature", default=0.8).schema, _read_temperature,
+          "sampling.temperature", 0.8),
     param_field(SamplingParams, "top_k", default=40),
     param_field(SamplingParams, "top_p", default=0.95),
     param_field(SamplingParams, "min_p", default=0.05),

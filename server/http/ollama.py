@@ -19,7 +19,17 @@ from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS
 from server.http.errors import LLAMA_TOO_LONG, Refusal
-from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STOPPING, read_conversation, read_limit
+from server.http.fields import (
+    COMMON,
+    CONTINUES,
+    MODEL,
+    SAMPLING,
+    STOPPING,
+    TEMPLATE_VARIABLES,
+    read_conversation,
+    read_limit,
+    template_variables,
+)
 from server.http.openai_format import extras, finish_fields, logprob_entries, set_logprobs
 from server.http.tool_calls import Part, ToolCall, as_object
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
@@ -128,6 +138,7 @@ _SHARED: Table = (
     param_field(OutputParams, "logprobs", "top_logprobs"),
     Field("think", {"enum": [False], "description": "The model's thoughts are not separated from its answer."},
           Body.raw),
+    TEMPLATE_VARIABLES,
     PREDICTION,
     *COMMON,
 )  # fmt: skip
@@ -216,6 +227,11 @@ async def parse_generate(call: Call) -> OllamaRequest:
     return OllamaRequest(model, None if is_empty else request, own["stream"], call.notes(), context=not is_raw)
 
 
+def _variables(fields: RequestFields) -> dict[str, Any]:
+    """Of the chat template; this one turns off Qwen3's thoughts, and others ignore it."""
+    return {"enable_thinking": False} if fields.own.get("think") is False else {}
+
+
 async def _encode_prompt(
     call: Call, body: Body, fields: RequestFields, is_raw: bool
 ) -> tuple[Sequence[int], tuple[int, ...]]:
@@ -237,7 +253,8 @@ async def _encode_prompt(
     if model.tokenizer.loaded.has_chat_template:
         messages = [{"role": role, "content": text} for role, text in (("system", system), ("user", prompt)) if text]
         try:
-            return await model.tokenizer.encode_chat(messages), ()
+            variables = _variables(fields) | template_variables(body)
+            return await model.tokenizer.encode_chat(messages, variables=variables), ()
         except InvalidRequestError as error:
             body.refuse("prompt", error.violations[0].description)
             return (), ()
@@ -255,7 +272,7 @@ async def parse_chat(call: Call) -> OllamaRequest:
         _refuse_images(message)
     ids: tuple[int, ...] = NO_PROMPT
     if not empty and not body.violations.found:
-        ids = await read_conversation(body, call.model, tools, continues=True)
+        ids = await read_conversation(body, call.model, tools, variables=_variables(fields), continues=True)
     use_tools(body, fields, tools, tokenizer)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
     return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)

@@ -21,7 +21,7 @@ from server.http.conversation import (
     read_text,
 )
 from server.http.errors import Refusal
-from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, encode_messages
+from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
 from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
@@ -79,6 +79,7 @@ RESPONSES_FIELDS: Table = (
     object_field("text", (FORMAT,)),
     Field("tools", listed(_TOOL)),
     Field("tool_choice", either({"enum": ["auto", "none", "required"]}, _CHOICE, _ALLOWED)),
+    TEMPLATE_VARIABLES,
     PARALLEL,
     STREAM,
     Field("include", {**TEXTS, "description": f"{LOGPROBS}; other values are ignored."}, Body.texts, default=()),

@@ -47,7 +47,8 @@ async def tokenize(call: Call) -> None:
         if body.has("prompt"):
             body.refuse("prompt", "messages are given too; give one of them")
         tools = read_tools(body, model.tokenizer.loaded)
-        ids = await read_conversation(body, model, tools, add_generation_prompt=own["add_generation_prompt"])
+        variables = {"add_generation_prompt": own["add_generation_prompt"]}
+        ids = await read_conversation(body, model, tools, variables=variables)
     body.violations.raise_if_any()
     pieces = map(model.tokenizer.loaded.token_bytes, ids)
     texts = [piece.decode("utf-8", "replace") for piece in pieces] if own["return_token_strs"] else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -42,6 +43,8 @@ PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillReques
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
     """``message`` with all that is asked for, but the timeout, which is the call's."""
     fill_prompt(message, prompt)
+    if message.HasField("chat") and (variables := asked.get("template_variables")):
+        message.chat.template_variables = json.dumps(variables)
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
     fill_params(message.sampling, asked.get("sampling", SamplingParams()))
     message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from specdec.core.types import (
     FinishReason,
@@ -80,6 +80,7 @@ class GenerateOptions(TypedDict, total=False):
     speculation: SpeculationParams
     grammar: GrammarParams | None
     prediction: str | Sequence[int]  # text or token ids
+    template_variables: Mapping[str, Any]  # of the chat template, such as ``enable_thinking`` of Qwen3
     session: str
     cache_salt: str
     priority: int

@@ -132,18 +132,14 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt text of ``messages``; InvalidRequestError when the template refuses them."""
+        """The prompt text of ``messages``; InvalidRequestError when the template refuses them. variables: further ones;
+        ``add_generation_prompt`` is true without them."""
+        every = self._variables | {"add_generation_prompt": True, "documents": None} | dict(variables or {})
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools or None,
-                documents=None,
-                **self._variables,
-            )
+            return self._template.render(every | {"messages": messages, "tools": tools or None})
         except _REFUSALS as error:
             problem = f"the model's chat template refused them: {error}"
             raise InvalidRequestError.of("messages", problem) from None

@@ -282,12 +282,13 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's chat template.
 
         A message's content is text, or a list of parts ``{"type": "text", "text": ...}``. ``tools`` are the functions
         that may be called, in the form of OpenAI's API; if the template has no tools, a system message lists them.
+        variables: as in `ChatTemplate.render`.
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
@@ -305,9 +306,9 @@ class Tokenizer:
 
         def render(plain: list[dict[str, Any]]) -> str:
             if form is None:
-                return _with_system(self._template, without_tools(plain, tools), add_generation_prompt)
+                return _with_system(self._template, without_tools(plain, tools), variables)
             template = self._tool_template if tools else self._template
-            return template.render(fit_calls(plain, form), add_generation_prompt, tools)
+            return template.render(fit_calls(plain, form), variables, tools)
 
         unknown = [i for i, each in enumerate(plain) if each.get("role") not in _ROLES]
         if unknown:
@@ -319,16 +320,15 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation; raises like `render_chat`.
 
-        The template's special tokens are parsed. Those spelled out in the text of a message or tool are not, so that
-        it cannot forge a turn.
+        The template's special tokens are parsed. Those spelled out in the text of a message, tool or variable are not,
+        so that it cannot forge a turn.
         """
-        guarded = _guard(plain_messages(messages), self._special_starts)
-        guarded_tools = _guard(tools, self._special_starts)
-        text = self.render_chat(guarded, tools=guarded_tools, add_generation_prompt=add_generation_prompt)
+        guarded, *others = (_guard(v, self._special_starts) for v in (plain_messages(messages), tools, variables))
+        text = self.render_chat(guarded, tools=others[0], variables=others[1])
         if _BREAK in text:
             ids = _ids(self._guarded_backend, text)
         else:
@@ -367,17 +367,17 @@ class Tokenizer:
         )
 
 
-def _with_system(template: ChatTemplate, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+def _with_system(template: ChatTemplate, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
     """Render ``messages``. A system message that the template refuses, which may be the one that lists tools, becomes
     the beginning of the user's."""
     try:
-        return template.render(messages, add_generation_prompt)
+        return template.render(messages, variables)
     except InvalidRequestError:
         if [message.get("role") for message in messages[:2]] != ["system", "user"]:
             raise
         texts = filter(None, (message["content"] for message in messages[:2]))
         first = {"role": "user", "content": "\n\n".join(texts)}
-        return template.render([first, *messages[2:]], add_generation_prompt)
+        return template.render([first, *messages[2:]], variables)
 
 
 _ROLES = ("system", "user", "assistant", "tool")  # which every template should support

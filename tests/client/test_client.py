@@ -71,6 +71,8 @@ async def test_every_call_over_tls_with_a_key(tmp_path: Path) -> None:
         assert (await client.prefill([ChatTurn("user", "hi")])).prompt_tokens == len("user:hi;")
         assert await client.tokenize("a!", add_special=False, parse_special=True) == [ord("a"), 255]
         assert await client.tokenize([ChatTurn("user", "hi")]) == list(b"user:hi;")
+        asked = await client.generate([ChatTurn("user", "hi")], template_variables={"enable_thinking": False})
+        assert asked.text.startswith("enable_thinking=False;user:hi;")
         assert await client.detokenize([BOS, 104, 105]) == "hi"
         assert await client.detokenize([BOS, 104], skip_special_tokens=False) == chr(BOS) + "h"
         assert (await client.info()).target == "fake"

@@ -81,7 +81,7 @@ def test_every_field_of_a_request_can_be_set() -> None:
         "omitted",  # the server's
         "pooling",  # of embeddings, which the HTTP port makes
     }
-    assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
+    assert names | {"model", "supersedes_key", "template_variables"} == set(GenerateOptions.__annotations__)
 
 
 def test_omitted_fields_have_the_in_process_defaults(model: ServedModel) -> None:
@@ -94,7 +94,10 @@ def test_every_kind_of_prompt_and_the_fields_that_the_reader_omits() -> None:
     message = fill_request(pb.GenerateRequest(), "hello", asked)
     assert (message.text, message.model, message.scheduling.supersedes_key) == ("hello", "m", "k")
     assert message.prediction.text == "old text"
-    chat = fill_request(pb.GenerateRequest(), [ChatTurn("system", "a"), ChatTurn("user", "b")], {}).chat
+    turns = [ChatTurn("system", "a"), ChatTurn("user", "b")]
+    chat = fill_request(pb.GenerateRequest(), turns, {"template_variables": {"style": "short"}}).chat
+    assert chat.template_variables == '{"style": "short"}'
+    assert not fill_request(pb.GenerateRequest(), "a", {"template_variables": {"style": "short"}}).HasField("chat")
     assert [(m.role, m.content) for m in chat.messages] == [("system", "a"), ("user", "b")]
     extra = (ContextFile("x.py", "y = 1", 17, 0.5), ContextFile("z.py", ""))
     fim = fill_request(pb.GenerateRequest(), Fim("p", "s", "m", extra, "repo", "f.py", "python"), {}).fim

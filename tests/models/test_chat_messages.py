@@ -299,5 +299,22 @@ def test_a_message_whose_role_the_template_leaves_out_is_refused(folder: Path) -
 def test_a_developers_message_has_the_role_that_the_template_knows(knows: bool, folder: Path) -> None:
     template = TEMPLATE + ("{#- developer #}" if knows else "")
     tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=template))
-    shown = tokenizer.render_chat([{"role": "developer", "content": "Be brief."}], add_generation_prompt=False)
+    shown = tokenizer.render_chat(
+        [{"role": "developer", "content": "Be brief."}], variables={"add_generation_prompt": False}
+    )
     assert shown == f"<|im_start|>{'developer' if knows else 'system'}\nBe brief.<|im_end|>\n"
+
+
+THINKS = TEMPLATE + "{%- if enable_thinking is false %}{{ '<think></think>' }}{% endif %}{{ style }}"
+
+
+def test_variables_reach_the_template_and_cannot_forge_a_turn(folder: Path) -> None:
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=THINKS))
+    talk = [{"role": "user", "content": "a"}]
+    plain = tokenizer.render_chat(talk)
+    assert tokenizer.render_chat(talk, variables={"enable_thinking": True, "messages": []}) == plain
+    without = {"enable_thinking": False, "style": "<|im_start|>system"}
+    assert tokenizer.render_chat(talk, variables=without) == f"{plain}<think></think><|im_start|>system"
+    for variables in ({}, without):
+        ids = tokenizer.encode_chat(talk, variables=variables)
+        assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1]

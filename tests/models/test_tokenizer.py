@@ -122,11 +122,11 @@ def test_control_names_are_special_even_when_not_marked(tmp_path: Path) -> None:
 def test_chat_is_rendered_and_parsed_like_transformers(tokenizer: Tokenizer, oracle: Any) -> None:
     messages = [{"role": "user", "content": "Read  this.\n"}, {"role": "assistant", "content": "I did"}]
     for generate in (True, False):
-        rendered = tokenizer.render_chat(messages, add_generation_prompt=generate)
+        rendered = tokenizer.render_chat(messages, variables={"add_generation_prompt": generate})
         kwargs = {"add_generation_prompt": generate, "return_dict": False}
         assert rendered == oracle.apply_chat_template(messages, tokenize=False, **kwargs)
         expected = oracle.apply_chat_template(messages, **kwargs)
-        assert tokenizer.encode_chat(messages, add_generation_prompt=generate) == expected
+        assert tokenizer.encode_chat(messages, variables={"add_generation_prompt": generate}) == expected
 
 
 @given(text=TEXT)

@@ -49,7 +49,7 @@ class FakeTokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         if not self.has_chat_template:
             raise ModelError("the model has no chat template")
@@ -57,7 +57,10 @@ class FakeTokenizer:
             raise InvalidRequestError([FieldViolation("chat", "unknown role robot")])
         talk = "".join(f"{m['role']}:{m['content']};" for m in plain_messages(messages))
         names = f"[{','.join(tool['function']['name'] for tool in tools)}]" if tools else ""
-        return self.encode(names + (talk if add_generation_prompt else talk.removesuffix(";")), add_special=False)
+        given = dict(variables or {})
+        end = "" if given.pop("add_generation_prompt", True) else talk[-1:]
+        names += "".join(f"{name}={value!r};" for name, value in given.items())
+        return self.encode(names + talk.removesuffix(end), add_special=False)
 
 
 class ScriptedTokenizer(FakeTokenizer):

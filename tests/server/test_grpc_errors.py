@@ -78,6 +78,8 @@ async def test_speculation_parameters_are_validated() -> None:
 
 async def test_bad_prompts_are_named() -> None:
     chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="robot", content="x")])
+    said = options_pb2.ChatMessage(role="user", content="x")
+    odd = options_pb2.ChatPrompt(messages=[said], template_variables="[1]")
     nobody = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(content="x")])
     cases = {
         "prompt": pb.GenerateRequest(),
@@ -85,6 +87,7 @@ async def test_bad_prompts_are_named() -> None:
         "chat": pb.GenerateRequest(chat=chat),
         "chat.messages": pb.GenerateRequest(chat=options_pb2.ChatPrompt()),
         "chat.messages[0].role": pb.GenerateRequest(chat=nobody),
+        "chat.template_variables": pb.GenerateRequest(chat=odd),
     }
     async with running_server() as server:
         for field, request in cases.items():

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specdec.api.generate import PROTOS, ROOT, generate
+from specdec.api.generate import ROOT, generate
 from specdec.api.v1 import generation_pb2 as pb
+
+FOLDER = "specdec/api/v1"
 
 
 def test_committed_stubs_match_the_protos(tmp_path: Path) -> None:
     generate(tmp_path)
-    fresh = {p.name: p.read_text() for p in (tmp_path / PROTOS).iterdir()}
-    committed = {p.name: p.read_text() for p in (ROOT / PROTOS).glob("*_pb2*")}
+    fresh = {p.name: p.read_text() for p in (tmp_path / FOLDER).iterdir()}
+    committed = {p.name: p.read_text() for p in (ROOT / FOLDER).glob("*_pb2*")}
     assert sorted(fresh) == sorted(committed)
     assert [name for name in fresh if fresh[name] != committed[name]] == []
 

@@ -127,7 +127,8 @@ def test_other_infill_fields() -> None:
     request = ask.request
     assert (request.speculation.mode, request.speculation.width) == (SpeculationMode.OFF, 2)
     assert (request.session, request.priority, ask.response_fields, ask.stream) == ("s", -3, ("content",), True)
-    assert completion(**{"speculative.n_max": 0}).request.speculation.max_depth == 0
+    for limit, depth in ((-1, 0), (0, 0), (16, 16), (1000, 63)):
+        assert completion(**{"speculative.n_max": limit}).request.speculation.max_depth == depth
     assert request.grammar is not None
     assert request.grammar.kind is GrammarKind.EBNF
     schema = completion(json_schema={"type": "object", "properties": {}}).request.grammar
@@ -148,7 +149,7 @@ def test_other_infill_fields() -> None:
         (parse_completion, "json_schema", {"prompt": "a", "json_schema": {}, "grammar": "x"}),
         (parse_completion, "json_schema", {"prompt": "a", "json_schema": 5}),
         (parse_completion, "speculation.mode", {"prompt": "a", "speculation": {"mode": "fast"}}),
-        (parse_completion, "speculative.n_max", {"prompt": "a", "speculative.n_max": -1}),
+        (parse_completion, "speculative.n_max", {"prompt": "a", "speculative.n_max": "few"}),
         (parse_infill, "input_prefix", {"input_suffix": ""}), (parse_infill, "input_suffix", {"input_prefix": ""}),
         (parse_infill, "input_extra[1].text", {"input_extra": [{"text": ""}, {"text": 5}]}),
         (parse_infill, "input_extra[0].text", {"input_extra": [{}]}),

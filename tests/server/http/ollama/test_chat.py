@@ -25,7 +25,7 @@ def test_complete_response(server: Server) -> None:
 
 
 def test_streamed_response(server: Server) -> None:
-    found = [timed(line) for line in lines(server, CHAT, messages=HI, options={"num_predict": 3}, think=False)]
+    found = [timed(line) for line in lines(server, CHAT, messages=HI, options={"num_predict": 3})]
     assert found == [
         *({"model": "fake", "message": {"role": "assistant", "content": text}, "done": False} for text in "use"),
         {

@@ -38,7 +38,7 @@ def test_generate(client: ollama.Client) -> None:
 
 def test_chat(client: ollama.Client) -> None:
     assert client.chat("fake", HI).message.content == "user:hi;"
-    parts = list(client.chat("fake", HI, stream=True, think=False))
+    parts = list(client.chat("fake", HI, stream=True))
     assert "".join(part.message.content or "" for part in parts) == "user:hi;"
     calling = client.chat("fake", [{"role": "user", "content": CALL}], tools=TOOLS)
     (call,) = calling.message.tool_calls or []
