@@ -66,7 +66,7 @@ GRAMMARS = (
     GrammarParams(GrammarKind.CHOICE, '["certainly, and at once", "certainly not", "perhaps"]'),
     GrammarParams(GrammarKind.JSON_OBJECT),
     GrammarParams(GrammarKind.EBNF, 'start: "(" INT (", " INT)* ")"\nINT: /[0-9]{1,3}/'),
-    GrammarParams(GrammarKind.EBNF, "start: " + "<[300]> <[301]> " * 8 + "/[a-z ]+/"),
+    GrammarParams(GrammarKind.EBNF, "start: " + "<[30]> <[31]> " * 8 + "/[a-z ]+/"),
 )
 
 

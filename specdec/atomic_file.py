@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written.
     """
-    path = path.resolve()  # a link stays, and the file that it names changes
+    path = Path(os.path.realpath(path))  # a link stays, and the file that it names changes
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import os
 import re
 import secrets
 import threading
@@ -74,7 +75,7 @@ END_MARK = "# end of keys"
 
 def _read(path: Path) -> str:
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.keys_file: {path} cannot be read ({error})") from None
 
@@ -90,7 +91,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
     Raises:
         ConfigError: the file is not a list of keys, has an entry of this name, or cannot be written.
     """
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))
     try:
         old = path.read_text(encoding="utf-8") if path.exists() else "# keys of a specdec server, by hash\n"
         before = _parse(old, path)
@@ -131,7 +132,7 @@ class KeyRing:
 
     def __init__(self, path: Path, watch: FileWatch | None = None, file_errors: FileErrors | None = None) -> None:
         self._path = path
-        self._watch = watch or FileWatch([path.expanduser()])
+        self._watch = watch or FileWatch([path])
         self._errors: FileErrors = Counter() if file_errors is None else file_errors
         self._text = _read(path)  # of the loaded version
         entries = _parse(self._text, path)

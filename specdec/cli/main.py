@@ -25,13 +25,16 @@ class LazyGroup(click.Group):
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         """lazy: by subcommand, where it is (module:attribute), and its line in the help."""
         super().__init__(*args, **kwargs)
-        self._lazy, self.commands = lazy, {name: click.Command(name) for name in lazy}  # their names, for hints
+        self._lazy = lazy
+        self.commands = {name: click.Command(name) for name in lazy}  # never run: click names the likely one of them
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found: click.Command | None = resolve_name(self._lazy[cmd_name][0]) if cmd_name in self._lazy else None
+        if cmd_name not in self._lazy:
+            return None
+        found: click.Command = resolve_name(self._lazy[cmd_name][0])
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

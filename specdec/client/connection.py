@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ class Credentials:
 
 def _read(path: Path | None) -> bytes | None:
     try:
-        return None if path is None else path.expanduser().read_bytes()
+        return None if path is None else Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         raise ConfigError(f"credentials: {path} cannot be read ({error.strerror})") from None
 

@@ -76,7 +76,7 @@ def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
     """
     if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
         return None
-    return _load_head(config, Path(config.draft_head).expanduser(), target)
+    return _load_head(config, Path(os.path.expanduser(config.draft_head)), target)
 
 
 def _load_head(config: EngineConfig, folder: Path, target: Target) -> HeadModel:
@@ -194,7 +194,7 @@ class DrafterBuilder:
         """
         if not is_head(ref):
             return self.model(ref, dtype)
-        head = _load_head(self._config, Path(ref).expanduser(), self._target)
+        head = _load_head(self._config, Path(os.path.expanduser(ref)), self._target)
         read = list(head.config.aux_layers)
         if not set(read) <= set(self._aux_layers):
             kept = f"the inputs of layers {self._aux_layers}" if self._aux_layers else "none"

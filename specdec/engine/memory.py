@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ def plan_memory(
             needs += _model_needs("draft", draft, config, ("engine.draft", "engine.draft_dtype"))
             page_bytes["draft"] = kv_page_bytes(draft.config, draft_kv_dtype(config))
         if "head" in config.drafters and config.draft_head is not None:
-            weights, head = _head(Path(config.draft_head).expanduser(), config, target.config)
+            weights, head = _head(Path(os.path.expanduser(config.draft_head)), config, target.config)
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
             page_bytes["head"] = kv_page_bytes(head, draft_kv_dtype(config))
         if "suffix" in config.drafters:

@@ -59,10 +59,10 @@ def costs_at_start(
     for drafter in model_based:
         level_ms = CostTable.from_dict(costs.drafting[drafter.name]).ms(1)
         if level_ms >= step_ms and not drafter.tree_rows:
-            text = (
-                "drafter %s: a draft token takes %.1f ms, a step without drafts %.1f ms, so it will hardly ever draft"
-            )
-            logger.warning(text + " in mode auto; name a smaller draft model, or none", drafter.name, level_ms, step_ms)
+            logger.warning(
+                "drafter %s: a draft token takes %.1f ms, a step without drafts %.1f ms: it will hardly ever draft in "
+                "mode auto; name a smaller one, or none", drafter.name, level_ms, step_ms,
+            )  # fmt: skip
     return costs
 
 

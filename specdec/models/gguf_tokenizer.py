@@ -144,7 +144,7 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
     """Every way to split a token into two others, by falling score of the token.
 
     As BPE merges these do what SentencePiece does, which joins the neighbours whose union scores highest. Of equal
-    scores, which Mistral gives all runs of spaces, it joins the leftmost: a longer left part first has that effect.
+    scores it joins the leftmost: among runs of spaces, to which Mistral gives one, a longer left part first does so.
     """
     kinds = (_NORMAL, _USER_DEFINED)
     joinable = {t: score for t, kind, score in zip(tokens, types, scores, strict=True) if kind in kinds}

@@ -152,6 +152,6 @@ def _folder(path: Path) -> Checkpoint:
         return HFCheckpoint(path)
     if len(files) > 1:
         raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
-    if (path / "adapter_config.json").exists():
+    if not files and (path / "adapter_config.json").exists():
         raise ModelError(f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save the whole model")
     return GGUFCheckpoint(files[0]) if files else HFCheckpoint(path)

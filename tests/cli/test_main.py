@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import specdec
 from server import serving
 from server.serving import Addresses
-from specdec.cli.main import LazyCommand, LazyGroup, cli
+from specdec.cli.main import cli
 from specdec.cli.options import engine_named, engine_options, read_server
 from specdec.cli.serve import ready_lines
 from specdec.config import Config, EngineConfig
@@ -108,18 +108,6 @@ def test_bug_a_cache_folder_of_a_user_who_is_not_there(tmp_path: Path, monkeypat
     result = CliRunner().invoke(cli, ["models", "list", "--cache-dir", "~nobody-by-this-name/x", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)[0]["name"] == "smollm2-135m"
-
-
-@click.command()
-def refusing() -> None:
-    raise ModelError("engine.kv_tokens: 3 GiB too little. Needed:\n  weights   1 GiB\n  KV cache  9 GiB")
-
-
-def test_bug_the_lines_of_a_table_in_an_error_stay_lines() -> None:
-    group = LazyGroup(lazy={"refusing": LazyCommand(f"{__name__}:refusing", "")})
-    result = CliRunner().invoke(group, ["refusing"])
-    assert result.exit_code == 1
-    assert result.stderr.splitlines()[1:] == ["  weights   1 GiB", "  KV cache  9 GiB"]
 
 
 def test_version_and_unknown_command() -> None:
