@@ -65,7 +65,13 @@ def test_bug_ctrl_c_still_reports(server: Server, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("bench.serve.load.Progress.add", interrupt)
     out = tmp_path / "r.json"
     words = ("--workload", "chat", "--requests", "10000", "--max-tokens", "2", "--warm-up", "0", "--json", str(out))
-    result = CliRunner().invoke(cli, ["bench", "serve", "--url", f"{server.url}/v1", "--max-slip", "100000", *words])
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        result = CliRunner().invoke(
+            cli, ["bench", "serve", "--url", f"{server.url}/v1", "--max-slip", "100000", *words]
+        )
+    finally:
+        signal.signal(signal.SIGINT, former)
     assert result.exit_code == 130
     assert "the report has what was sent until then" in result.stderr
     assert "whole answer, ms" in " ".join(result.stdout.split())
