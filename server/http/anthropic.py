@@ -110,7 +110,7 @@ class MessagesRequest:
 
 
 class ThreadNotServedError(RequestError):
-    """The server is to keep the conversation."""
+    """A call leaves the conversation to the server, which keeps none."""
 
     reason = "THREAD_UNSUPPORTED_REQUEST"  # Anthropic's clients then send the whole conversation
     http_status, field = 400, "thread"

@@ -60,9 +60,9 @@ async def read_conversation(
     variables: Mapping[str, Any] | None = None,
     continues: bool = False,
 ) -> tuple[int, ...]:
-    """Token ids of ``messages``, with the answer's beginning unless ``variables``, those that the chat template gets
-    besides the body's, say ``add_generation_prompt=False``. Empty: there are none, or ``messages`` are wrong, which
-    ``body`` notes.
+    """Token ids of ``messages`` and of the answer's beginning. Empty: there are none, or ``messages`` are wrong, which
+    ``body`` notes. variables: of the chat template, besides those of ``body``; if they turn ``add_generation_prompt``
+    off, there is no beginning.
 
     The answer continues a last message of the assistant that has a true ``prefix``, or any that calls no tools if
     ``continues``.

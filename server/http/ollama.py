@@ -228,7 +228,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
 
 
 def _variables(fields: RequestFields) -> dict[str, Any]:
-    """Of the chat template; this one turns off Qwen3's thoughts, and others ignore it."""
+    """Variables of the chat template. Without ``think`` Qwen3 answers at once; other templates ignore the variable."""
     return {"enable_thinking": False} if fields.own.get("think") is False else {}
 
 

@@ -41,6 +41,12 @@ def test_every_type_dequantises_like_the_library(kind: Kind, tmp_path: Path) -> 
         assert np.array_equal(found, expected[index])
 
 
+def test_the_types_of_common_downloads_are_supported() -> None:
+    """Q2_K to Q6_K of llama.cpp's mixtures, and those of its files of two to four bits."""
+    wanted = "Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS Q4_0 Q8_0 F16 BF16"
+    assert {Kind[name] for name in wanted.split()} <= SUPPORTED_TYPES
+
+
 def test_half_split_order_undoes_the_interleaving() -> None:
     import torch
 

@@ -11,6 +11,8 @@ import openai
 import pytest
 
 import server.http.call
+from server.http.call import EVENT_STREAM, Call
+from tests.server.http.calls import make_context, receiving
 from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, running
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -40,12 +42,35 @@ def test_a_silent_stream_gets_comments(hasty: Server, path: str, asked: dict[str
     assert data.endswith(b"\n\n")
     for event in data[:-2].split(b"\n\n"):
         assert event == b":" or event.startswith((b"data: ", b"event: "))
-    (pending,) = hasty.run(_pending())
-    assert "_write_comments" not in pending
 
 
-async def _pending() -> list[str]:
-    return [" ".join(repr(task.get_coro()) for task in asyncio.all_tasks())]
+async def test_a_comment_is_written_only_after_a_silence_and_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    sleep, passed = asyncio.sleep, asyncio.Semaphore(0)  # one release: `SILENT_S` have passed
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def waits(_: float) -> None:
+        await passed.acquire()
+
+    async def pass_time() -> None:
+        passed.release()
+        for _ in range(5):
+            await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", waits)
+    call = Call({"headers": []}, receiving(), send, make_context())
+    await call.start_stream(EVENT_STREAM)
+    await sleep(0)
+    await call.write(b"piece")
+    await pass_time()
+    assert sent == [b"", b"piece"]
+    await pass_time()
+    assert sent == [b"", b"piece", b":\n\n"]
+    await call.finish(b"end")
+    await pass_time()
+    assert sent == [b"", b"piece", b":\n\n", b"end"]
 
 
 def test_others_get_none(hasty: Server) -> None:
