@@ -17,7 +17,7 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import check_regular, fingerprint_files, read_json, well_formed
 from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, readable
-from specdec.models.load import check_heads
+from specdec.models.load import check_dimensions
 from specdec.models.memory import check_memory
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
@@ -81,7 +81,7 @@ def _read_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadCon
     if eagle.get("use_aux_hidden_state") is False:
         raise UnsupportedModelError(f"{name}: config.json: use_aux_hidden_state is false; {_WAY_OUT}")
     model = parse_hf_config(data | {"model_type": "llama"}, name)
-    check_heads(f"{name}: config.json", model)
+    check_dimensions(f"{name}: config.json", model)
     aux_layers = _aux_layers(data, eagle, name, target.n_layers)
     return HeadConfig(
         model,

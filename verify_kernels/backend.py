@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import Embedding, HostLinear, StackedLinear
+from verify_kernels.packed_weights import Embedding, HostLinear, PackedLinear, StackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,28 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """x += the sum over each row's chosen experts of share * down(gate(up(norm(x)))), bound to its buffers.
+
+    A row chooses the experts of its highest scores, and adds their outputs in that order. Shares are those of the
+    softmax over all scores, or over the chosen ones.
+    """
+
+    experts: int
+    chosen: int  # by each row
+    normalise: bool  # whether a row's shares add up to 1
+    gate_up: PackedLinear  # [experts * 2k, hidden]: rows [gate; up] of each expert, in whole tiles
+    down: PackedLinear  # [experts * hidden, k]: likewise
+    activation: Literal["silu", "gelu"]
+    norm: Tensor  # float32 [hidden]
+    eps: float
+    scores: Tensor  # float32 [max_rows, experts]
+    x: Tensor  # float32 [max_rows, hidden]
+    gated: Tensor  # float32 [max_rows * chosen, 2k], scratch
+    out: Tensor  # float32 [max_rows * chosen, hidden], scratch
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """q/k norm, rotary embedding, KV write, then tree attention."""
 
@@ -134,10 +156,16 @@ class Backend(Protocol):
     """A set of CPU kernels."""
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
-        """Allocate scratch for ``max_rows`` rows of up to ``max_width`` channels, once, before binding."""
+        """Allocate scratch for ``max_rows`` rows of up to ``max_width`` channels, once, before binding.
+
+        A row counts once for each of its experts.
+        """
 
     def linear(self, spec: LinearSpec) -> RowsOp:
         """Bind a linear layer; the result runs it on the first n rows."""
+
+    def experts(self, spec: ExpertsSpec) -> RowsOp:
+        """Bind a layer's experts; the result runs them on the first n rows."""
 
     def attention(self, spec: AttentionSpec) -> BatchOp:
         """Bind a layer's attention; the result runs it on a batch."""

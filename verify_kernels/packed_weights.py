@@ -92,6 +92,18 @@ class PackedLinear:
         """Number of 32-channel tiles."""
         return self.data.shape[0]
 
+    def part(self, index: int, parts: int) -> PackedLinear:
+        """One of ``parts`` matrices that lie one after the other, each in whole tiles; shares the memory.
+
+        Raises:
+            ValueError: they do not fill whole tiles, or have a bias.
+        """
+        if self.n % (parts * TILE_N) or self.bias is not None:
+            raise ValueError(f"weight: {self.n} outputs are not {parts} matrices in whole tiles of {TILE_N}, or biased")
+        tiles, n = slice(index * self.tiles // parts, (index + 1) * self.tiles // parts), self.n // parts
+        scale = None if self.scale is None else self.scale[index * n : (index + 1) * n]
+        return replace(self, n=n, data=self.data[tiles], scale=scale)
+
 
 @dataclass(frozen=True, slots=True)
 class StackedLinear:

@@ -131,7 +131,9 @@ class _TargetForwards:
 
     def _forward(self, n: int, context: int) -> None:
         pages = list(range(-(-(context + n) // PAGE_SIZE)))
-        entry = BatchEntry([0] * n, list(range(-1, n - 1)), context, pages)
+        # Tokens that differ: equal ones would choose the same experts, which are then read once for all rows.
+        tokens = [i * self._decoder.config.vocab_size // n for i in range(n)]
+        entry = BatchEntry(tokens, list(range(-1, n - 1)), context, pages)
         sampled = list(range(n)) if n <= self._most_sampled else [n - 1]
         self._decoder.forward(ForwardBatch.build([entry]), sampled)
 

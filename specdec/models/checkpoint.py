@@ -26,7 +26,8 @@ class TensorSource(Protocol):
     """Named tensors of one checkpoint, by their role in the decoder.
 
     Roles: ``embed``, ``lm_head``, ``final_norm`` and ``layers.{i}.`` followed by attn_norm, q, k, v, o, q_norm,
-    k_norm, attn_post_norm, mlp_norm, gate, up, down or mlp_post_norm; a bias is the role followed by ``.bias``.
+    k_norm, attn_post_norm, mlp_norm, gate, up, down or mlp_post_norm; a bias is the role followed by ``.bias``. A layer
+    of experts has router, whose rows are the experts, and ``experts.{e}.`` followed by gate, up or down.
     Values follow one convention whatever the file holds: matrices [out, in], rotary rows half-split, norms that
     multiply as they are. Reading is safe from several threads.
     """

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_EXPERTS = 1024  # of a layer; several times those of the largest models
 MAX_LAYERS = 1024  # layers; several times those of the largest models, so a file with more is damaged
 
 
@@ -47,7 +48,7 @@ class ModelConfig:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    intermediate_size: int
+    intermediate_size: int  # of the MLP, or of one expert
     max_context: int  # tokens
     norm_eps: float
     rope: RopeConfig
@@ -60,6 +61,9 @@ class ModelConfig:
     post_norms: bool = False  # Gemma's norms on the outputs of attention and MLP, before the residual add
     sliding_window: int | None = None  # position p attends to position j if p - j < sliding_window
     sliding_layers: tuple[bool, ...] = ()  # per layer, whether the window applies
+    experts: int = 0  # of a layer, in place of an MLP; 0: none
+    experts_per_token: int = 0
+    normalise_experts: bool = True  # whether the shares of a token's experts add up to 1
     output_size: int | None = None  # rows of an output table that was cut
     mask_token: int | None = None  # of a parallel draft model: stands for a token that is not known yet
 
@@ -67,6 +71,8 @@ class ModelConfig:
         _check_positive("the norms' epsilon", self.norm_eps)
         _check_positive("the scale of attention", self.attn_scale)
         _check_positive("a sliding window", 1 if self.sliding_window is None else self.sliding_window)
+        if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):
+            raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
     @property
     def q_size(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,9 +13,18 @@ from torch import Tensor
 
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.weights import LayerWeights, ModelWeights
-from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, KvTensors, LinearSpec, Prologue, RowsOp
+from verify_kernels.backend import (
+    AttentionSpec,
+    Backend,
+    BatchOp,
+    Epilogue,
+    ExpertsSpec,
+    KvTensors,
+    LinearSpec,
+    RowsOp,
+)
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import HostLinear
+from verify_kernels.packed_weights import HostLinear, PackedLinear
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool) -> tuple[Tensor, Tensor]:
@@ -182,11 +191,15 @@ class Decoder:
         self.aux_layers = tuple(aux_layers)
         self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)
-        backend.reserve(max_rows, widest, config.q_size)
+        mlp_rows = max_rows * max(config.experts_per_token, 1)
+        backend.reserve(mlp_rows, widest, config.q_size)
         self._x = torch.zeros(max_rows, config.hidden_size)
         self._qkv = torch.zeros(max_rows, config.q_size + 2 * config.kv_size)
         self._attended = torch.zeros(max_rows, config.q_size)
-        self._gate_up = torch.zeros(max_rows, 2 * config.intermediate_size)
+        self._gate_up = torch.zeros(mlp_rows, 2 * config.intermediate_size)
+        if config.experts:
+            self._scores = torch.zeros(max_rows, config.experts)
+            self._expert_out = torch.zeros(mlp_rows, config.hidden_size)
         self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
         # Not zeros: those would take memory for all rows before a step has so many.
         self._logits = torch.empty(max_logit_rows, weights.lm_head.n)
@@ -194,6 +207,7 @@ class Decoder:
             rope_tables(config.rope, config.head_dim, max_positions, local=local)
             for local in (False, True)[: rope_table_count(config)]
         ]
+        self._gate: Literal["silu", "gelu"] = "silu" if config.activation == "silu" else "gelu"
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
         self._aux_columns = self._columns_by_layer()
         self._lm_head = backend.linear(
@@ -205,14 +219,40 @@ class Decoder:
     def _bind(self, index: int, layer: LayerWeights[HostLinear]) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
         c, linear = self.config, self.backend.linear
         post: Epilogue = "norm_add" if c.post_norms else "add"
-        gate: Prologue = "silu" if c.activation == "silu" else "gelu"
         return (
             linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
             self.backend.attention(self._attention_spec(index, layer)),
             linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
-            linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)),
-            linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, c.norm_eps)),
+            *(self._bind_mlp(layer, post) if layer.router is None else self._bind_experts(layer, layer.router)),
         )
+
+    def _bind_mlp(self, layer: LayerWeights[HostLinear], post: Epilogue) -> tuple[RowsOp, RowsOp]:
+        eps, linear, gate = self.config.norm_eps, self.backend.linear, self._gate
+        return (
+            linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, eps)),
+            linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, eps)),
+        )
+
+    def _bind_experts(self, layer: LayerWeights[HostLinear], router: HostLinear) -> tuple[RowsOp, RowsOp]:
+        c = self.config
+        assert isinstance(layer.gate_up, PackedLinear)
+        assert isinstance(layer.down, PackedLinear)
+        spec = ExpertsSpec(
+            experts=c.experts,
+            chosen=c.experts_per_token,
+            normalise=c.normalise_experts,
+            gate_up=layer.gate_up,
+            down=layer.down,
+            activation=self._gate,
+            norm=layer.mlp_norm,
+            eps=c.norm_eps,
+            scores=self._scores,
+            x=self._x,
+            gated=self._gate_up,
+            out=self._expert_out,
+        )
+        scores = LinearSpec(router, self._x, self._scores, "rms", "store", layer.mlp_norm, None, c.norm_eps)
+        return self.backend.linear(scores), self.backend.experts(spec)
 
     def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
         c = self.config
@@ -251,14 +291,16 @@ class Decoder:
         check_batch(self, batch, logit_rows)
         rows = batch.rows
         self.backend.embed(self.weights.embed, batch.tokens, self.config.embed_scale, self._x)
-        for (qkv, attention, o, gate_up, down), kept in zip(self._layers, self._aux_columns, strict=True):
+        for (qkv, attention, o, gate_up_or_router, down_or_experts), kept in zip(
+            self._layers, self._aux_columns, strict=True
+        ):
             for columns in kept:
                 columns[:rows].copy_(self._x[:rows])
             qkv(rows)
             attention(batch)
             o(rows)
-            gate_up(rows)
-            down(rows)
+            gate_up_or_router(rows)
+            down_or_experts(rows)
         if not logit_rows:
             return self._logits[:0]
         n = len(logit_rows)

@@ -259,7 +259,9 @@ def load_device_model(
 
 
 def check_heads(name: str, config: ModelConfig) -> None:
-    """UnsupportedModelError unless the attention kernels support the heads."""
+    """UnsupportedModelError unless the attention kernels support the heads, or if layers consist of experts."""
+    if config.experts:
+        raise UnsupportedModelError(f"{name}: a mixture of experts runs on a CPU only; set engine.device to `cpu`")
     group = config.n_heads // config.n_kv_heads
     if config.head_dim not in HEAD_DIMS or config.n_heads % config.n_kv_heads or group > TILE:
         sizes = ", ".join(map(str, HEAD_DIMS))

@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, TensorSource, check_regular, well_formed
-from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,7 +206,7 @@ class GGUFFile:
 
 
 # general.architecture -> family; Mistral models are stored as `llama` too
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma3": "gemma3"}
 
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
@@ -242,8 +242,12 @@ class _Reader:
     architecture: str
 
     def read(self) -> ModelConfig:
-        if int(self._get("expert_count", 0)) > 0:
-            raise UnsupportedModelError(f"{self.file.path}: mixture-of-experts is not supported; use a dense model")
+        moe = self.architecture == "qwen3moe"
+        if int(self._get("expert_count", 0)) > 0 and not moe:
+            raise UnsupportedModelError(
+                f"{self.file.path}: experts of architecture '{self.architecture}' are not supported; use a dense model "
+                "or one of qwen3moe"
+            )
         for key, only in _ONLY.items():
             if (value := self._get(key, only)) != only:
                 raise UnsupportedModelError(
@@ -272,7 +276,7 @@ class _Reader:
             n_heads=heads,
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
-            intermediate_size=self._int("feed_forward_length"),
+            intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
             max_context=self._int("context_length"),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope=self._rope(),
@@ -285,6 +289,8 @@ class _Reader:
             post_norms=gemma,
             sliding_window=window,
             sliding_layers=sliding,
+            experts=self._int("expert_count", most=MAX_EXPERTS) if moe else 0,
+            experts_per_token=self._int("expert_used_count") if moe else 0,
         )
 
     def _get(self, key: str, default: Any = None) -> Any:
@@ -346,6 +352,7 @@ _LAYER = {
     "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm",
     "mlp_norm": "ffn_norm",
+    "router": "ffn_gate_inp",
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
@@ -387,7 +394,15 @@ class GGUFSource(TensorSource):
         name = self._tensor_name(role)
         if name not in self._file.tensors:
             raise ModelError(f"{self._file.path}: tensor {name} is missing; the file is incomplete, fetch it again")
-        return self._file.supported(name).shape
+        shape = self._file.supported(name).shape
+        if _expert(role) is None:
+            return shape
+        if len(shape) != 3 or shape[0] != self.config.experts:
+            raise ModelError(
+                f"{self._file.path}: tensor {name} has shape {list(shape)} for {self.config.experts} experts; the file "
+                "is damaged, fetch it again"
+            )
+        return shape[1:]
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         return _tensor(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
@@ -401,7 +416,10 @@ class GGUFSource(TensorSource):
         return _tensor(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
 
     def _index(self, role: str, low: int, high: int) -> np.ndarray | slice:
-        order = self._order.get(role.rpartition(".")[2])
+        order, expert = self._order.get(role.rpartition(".")[2]), _expert(role)
+        if expert is not None:
+            first = expert * self.shape(role)[0]
+            return slice(first + low, first + high)
         return slice(low, high) if order is None else order[low:high]
 
     def vector(self, role: str) -> Tensor:
@@ -414,8 +432,15 @@ class GGUFSource(TensorSource):
         role, kind = (role.removesuffix(".bias"), ".bias") if role.endswith(".bias") else (role, ".weight")
         if role in _TOP:
             return _TOP[role] + kind
-        _, layer, part = role.split(".")
-        return f"blk.{layer}.{_LAYER.get(part, part)}{kind}"
+        layer, part = role.split(".")[1], role.rpartition(".")[2]
+        name = _LAYER.get(part, part)
+        return f"blk.{layer}.{name if _expert(role) is None else name + '_exps'}{kind}"
+
+
+def _expert(role: str) -> int | None:
+    """Which expert ``role`` belongs to; a file holds those of a layer in one tensor."""
+    expert = role.partition(".experts.")[2]
+    return int(expert.partition(".")[0]) if expert else None
 
 
 def half_split_order(heads: int, head_dim: int) -> np.ndarray:

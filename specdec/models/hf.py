@@ -22,7 +22,7 @@ from specdec.models.checkpoint import (
     read_text_file,
     well_formed,
 )
-from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig
 from specdec.models.embedding import folder_pooling
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
@@ -143,6 +143,7 @@ FAMILIES = {
     "mistral": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
 }
@@ -154,6 +155,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
     "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": {
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "head_dim": 128,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+    },
     "gemma3": {
         "vocab_size": 262208,
         "hidden_size": 2304,
@@ -224,6 +234,7 @@ class _Reader:
         head_dim = self._int("head_dim", hidden // heads)
         window, sliding = self._sliding(layers)
         scalar = float(self.data["query_pre_attn_scalar"]) if gemma else float(head_dim)
+        moe = self.family == "qwen3_moe"
         return ModelConfig(
             family=self.family,
             vocab_size=self._int("vocab_size"),
@@ -232,7 +243,7 @@ class _Reader:
             n_heads=heads,
             n_kv_heads=self._int("num_key_value_heads", heads),
             head_dim=head_dim,
-            intermediate_size=self._int("intermediate_size"),
+            intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
             max_context=self._int("max_position_embeddings"),
             norm_eps=float(self.data["rms_norm_eps"]),
             rope=self._rope(),
@@ -240,17 +251,24 @@ class _Reader:
             activation=self._activation(),
             embed_scale=math.sqrt(hidden) if gemma else 1.0,
             tie_embeddings=bool(self.data.get("tie_word_embeddings", False)),
-            qk_norm=self.family in ("qwen3", "gemma3"),
+            qk_norm=self.family in ("qwen3", "qwen3_moe", "gemma3"),
             post_norms=gemma,
             sliding_window=window,
             sliding_layers=sliding,
             mask_token=self._mask_token(),
+            experts=self._experts() if moe else 0,
+            experts_per_token=self._int("num_experts_per_tok") if moe else 0,
+            normalise_experts=bool(self.data.get("norm_topk_prob", True)),
         )
 
     def _refuse_unsupported(self) -> None:
         for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if self.data.get(key):
                 raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
+        if self.data.get("mlp_only_layers") or self.data.get("decoder_sparse_step", 1) != 1:
+            raise UnsupportedModelError(
+                f"{self.name}: layers with and without experts are not supported; use another model"
+            )
         if self.data.get("is_causal") is False:
             raise UnsupportedModelError(f"{self.name}: 'is_causal' false is not supported; use a causal model")
 
@@ -261,6 +279,10 @@ class _Reader:
         if value > most:
             raise ModelError(f"{self.name}: config.json: '{key}' must be at most {most}, got {value}")
         return value
+
+    def _experts(self) -> int:
+        written = "num_local_experts" in self.data  # by transformers 5
+        return self._int("num_local_experts" if written else "num_experts", most=MAX_EXPERTS)
 
     def _mask_token(self) -> int | None:
         """The mark of a PARD draft model (An et al., arXiv 2504.18583)."""
@@ -282,7 +304,7 @@ class _Reader:
 
     def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
         window = self.data.get("sliding_window")
-        if self.family in ("qwen2", "qwen3") and not self.data.get("use_sliding_window", False):
+        if self.family.startswith("qwen") and not self.data.get("use_sliding_window", False):
             window = None
         if window is None or self.family == "llama":
             return None, (False,) * layers
@@ -353,6 +375,7 @@ _LAYER = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "router": "mlp.gate",
 }
 # Gemma has four norms around a layer, and gives one of the usual names to another of them
 _GEMMA_LAYER = _LAYER | {
@@ -436,7 +459,9 @@ class HFSource(TensorSource):
             return (self._head or "lm_head") + kind
         if role in _TOP:
             return self._prefix + _TOP[role] + kind
-        _, layer, part = role.split(".")
+        _, layer, *expert, part = role.split(".")
+        if expert:
+            return f"{self._prefix}layers.{layer}.mlp.{'.'.join(expert)}.{part}_proj{kind}"
         return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part)}{kind}"
 
     def _view(self, tensor: str) -> Any:

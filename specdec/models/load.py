@@ -17,7 +17,7 @@ from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
-from verify_kernels.packed_weights import BlockPacking, HostLinear
+from verify_kernels.packed_weights import TILE_N, BlockPacking, HostLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _cached(
     file = cache.open()
     if file is None:
         return None
-    check_heads(name, file.config)  # former versions wrote the file before they refused the model
+    check_dimensions(name, file.config)  # former versions wrote the file before they refused the model
     check_memory(name, file.nbytes, dtype)
     buffer = cache.read(file, progress)
     return None if buffer is None else (file.config, buffer, file.bits)
@@ -91,7 +91,7 @@ def _packed(
     packing: BlockPacking | None,
 ) -> tuple[ModelConfig, WeightsBuffer, str]:
     source = checkpoint.open()
-    check_heads(checkpoint.name, source.config)  # before the minutes that packing takes
+    check_dimensions(checkpoint.name, source.config)  # before the minutes that packing takes
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
     buffer = pack_model(source, dtype, progress, packing)
     if checkpoint.keeps_packed:
@@ -116,8 +116,13 @@ def checked_tokenizer(
     return tokenizer
 
 
-def check_heads(name: str, config: ModelConfig) -> None:
-    """UnsupportedModelError unless the CPU attention kernel supports the heads."""
+def check_dimensions(name: str, config: ModelConfig) -> None:
+    """UnsupportedModelError unless the CPU kernels support the heads and the experts."""
+    if config.experts and (config.hidden_size % TILE_N or 2 * config.intermediate_size % TILE_N):
+        raise UnsupportedModelError(
+            f"{name}: experts of {config.hidden_size} x {config.intermediate_size} are not supported; the first must "
+            f"be a multiple of {TILE_N}, the second one of {TILE_N // 2}"
+        )
     if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
         raise UnsupportedModelError(
             f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "

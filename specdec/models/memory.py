@@ -45,14 +45,16 @@ class ModelSize:
     name: str
     config: ModelConfig
     weight_bytes: int  # of the packed weights
-    read_bytes: int  # of the weights that every step reads: all but the embedding, in which rows are looked up
+    read_bytes: int  # of the weights that a row reads: all but the embedding and the experts that it does not choose
 
     def step_bytes(self, rows: int) -> int:
         """Bytes of the buffers that `Decoder` and its kernels allocate for a forward of ``rows`` rows."""
         c = self.config
         widest = max(c.hidden_size, c.intermediate_size, c.q_size)
-        values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + 2 * c.intermediate_size + c.vocab_size
-        return rows * (4 * values + 10 * widest + 4 * c.q_size)
+        values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + c.vocab_size + c.experts
+        mlp = 8 * c.intermediate_size + 10 * widest
+        mlps = c.experts_per_token * (mlp + 4 * c.hidden_size) if c.experts else mlp
+        return rows * (4 * values + mlps + 4 * c.q_size)
 
 
 def measure_model(
@@ -82,5 +84,11 @@ def measure_model(
 
 
 def _size(name: str, config: ModelConfig, layout: Sequence[ArraySpec]) -> ModelSize:
-    read = sum(spec.nbytes for spec in layout if spec.name.partition(".")[0] != "embed")
-    return ModelSize(name, config, layout_bytes(layout), read)
+    experts = (".gate_up", ".down") if config.experts else ()
+    read = sum(
+        spec.nbytes
+        * (config.experts_per_token / config.experts if spec.name.partition("/")[0].endswith(experts) else 1)
+        for spec in layout
+        if spec.name.partition(".")[0] != "embed"
+    )
+    return ModelSize(name, config, layout_bytes(layout), round(read))

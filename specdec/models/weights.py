@@ -73,11 +73,13 @@ def linear_plans(config: ModelConfig, tied: bool) -> list[LinearPlan]:
     for i in range(config.n_layers):
         p = f"layers.{i}."
         q, kv, ffn = config.q_size, config.kv_size, config.intermediate_size
+        mlps = [f"{p}experts.{e}." for e in range(config.experts)] or [p]
         plans += [
             LinearPlan(p + "qkv", ((p + "q", q), (p + "k", kv), (p + "v", kv)), hidden),
             LinearPlan(p + "o", ((p + "o", hidden),), q),
-            LinearPlan(p + "gate_up", ((p + "gate", ffn), (p + "up", ffn)), hidden),
-            LinearPlan(p + "down", ((p + "down", hidden),), ffn),
+            *([LinearPlan(p + "router", ((p + "router", config.experts),), hidden)] if config.experts else []),
+            LinearPlan(p + "gate_up", tuple((mlp + part, ffn) for mlp in mlps for part in ("gate", "up")), hidden),
+            LinearPlan(p + "down", tuple((mlp + "down", hidden) for mlp in mlps), ffn),
         ]
     outputs = config.output_size or config.vocab_size
     plans.append(LinearPlan("lm_head", (("embed" if tied else "lm_head", outputs),), hidden))
@@ -131,20 +133,28 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
     """
     pieces: list[LinearPiece] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
-        first = len(pieces)
-        for part in plan.parts:
-            kind = _linear_kind(source, plan.name, part[0], dtype)
-            stored = source.stored_blocks(part[0])
-            order = stored.order if stored is not None and stored.kind == kind else None
-            last = pieces[-1] if len(pieces) > first else None
-            if last is not None and last.kind == kind and _same(last.order, order):
-                pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
-            else:
-                pieces.append(LinearPiece(replace(plan, parts=(part,)), len(pieces) - first, kind, order))
+        found = _plan_pieces(source, plan, dtype)
+        if ".experts." in plan.parts[0][0] and (len(found) > 1 or found[0].order is not None):
+            found = [LinearPiece(plan, 0, "int8")]  # a kernel finds an expert by its place in one matrix
+        pieces += found
     embed = _embedding_blocks(source, dtype)
     if embed is not None and not (source.config.tie_embeddings and pieces[-1].kind == embed):
         plan = LinearPlan("embed", (("embed", source.config.vocab_size),), source.config.hidden_size)
         pieces.append(LinearPiece(plan, 0, embed))
+    return pieces
+
+
+def _plan_pieces(source: TensorSource, plan: LinearPlan, dtype: WeightDtype) -> list[LinearPiece]:
+    pieces: list[LinearPiece] = []
+    for part in plan.parts:
+        kind = _linear_kind(source, plan.name, part[0], dtype)
+        stored = source.stored_blocks(part[0])
+        order = stored.order if stored is not None and stored.kind == kind else None
+        last = pieces[-1] if pieces else None
+        if last is not None and last.kind == kind and _same(last.order, order):
+            pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
+        else:
+            pieces.append(LinearPiece(replace(plan, parts=(part,)), len(pieces), kind, order))
     return pieces
 
 
@@ -162,8 +172,11 @@ def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype)
     """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
 
     int4 means blocks of four bits, stored ones or rounded to Q4_0; the output table keeps eight bits. int3 is int4 with
-    feed-forward matrices rounded to Q3_0, which costs a draft model fewer accepted tokens than in attention.
+    feed-forward matrices rounded to Q3_0, which costs a draft model fewer accepted tokens than in attention. Scores of
+    experts are not rounded: between two that are nearly equal, a small error chooses another one.
     """
+    if name.endswith(".router"):
+        return "fp32"
     found = source.stored_blocks(role)
     stored = None if found is None else found.kind
     if dtype == "auto":
@@ -248,7 +261,8 @@ class LayerWeights(Generic[L]):
     """One decoder layer.
 
     Norms are [hidden] (``q_norm`` and ``k_norm``: [head_dim]) and already hold Gemma's +1.
-    ``qkv`` has rows [q; k; v], ``gate_up`` rows [gate; up]; rotary rows are in half-split order.
+    ``qkv`` has rows [q; k; v], ``gate_up`` rows [gate; up]; rotary rows are in half-split order. In a layer of experts
+    ``gate_up`` and ``down`` hold those of all experts, one after the other.
     """
 
     attn_norm: Tensor
@@ -261,6 +275,14 @@ class LayerWeights(Generic[L]):
     gate_up: L
     down: L
     mlp_post_norm: Tensor | None
+    router: L | None = None  # scores of experts
+    read_share: float = 1.0  # of gate_up and down, what a row reads
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of weights that a row reads."""
+        always = self.qkv.nbytes + self.o.nbytes + (0 if self.router is None else self.router.nbytes)
+        return always + self.read_share * (self.gate_up.nbytes + self.down.nbytes)
 
     @property
     def linears(self) -> tuple[L, L, L, L]:
@@ -287,7 +309,7 @@ class ModelWeights(Generic[L]):
     @property
     def nbytes(self) -> int:
         """Bytes of weights one pass over a row reads."""
-        return self.lm_head.nbytes + sum(each.nbytes for layer in self.layers for each in layer.linears)
+        return self.lm_head.nbytes + round(sum(layer.nbytes for layer in self.layers))
 
 
 def gather_weights(
@@ -312,6 +334,8 @@ def gather_weights(
             gate_up=linear(plans[p + "gate_up"]),
             down=linear(plans[p + "down"]),
             mlp_post_norm=optional(p + "mlp_post_norm"),
+            router=linear(plans[p + "router"]) if config.experts else None,
+            read_share=config.experts_per_token / config.experts if config.experts else 1.0,
         )
 
     layers = [layer(f"layers.{i}.") for i in range(config.n_layers)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
+from torch import Tensor
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.control.estimates.costs import CostTable
@@ -16,6 +18,7 @@ from specdec.engine.build import build_parts
 from specdec.engine.profile_cache import ProfileCache
 from specdec.engine.profile_costs import Point, StepCosts, _again, check_costs, costs_at_start
 from tests.engine.tiny_engine import tiny_parts
+from verify_kernels.forward_batch import ForwardBatch
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1024)
@@ -132,6 +135,22 @@ def test_a_draft_is_measured_within_the_longest_context(max_context: int, monkey
     assert "model" in build_parts(config).costs.drafting
 
 
+def test_rows_are_measured_with_tokens_that_differ() -> None:
+    """In a mixture of experts equal tokens choose the same experts, which cost as much as those of one row."""
+    seen: list[list[int]] = []
+    decoder = tiny_parts().decoder
+    forward = decoder.forward
+
+    def watched(batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        seen.append(batch.tokens.tolist())
+        return forward(batch, logit_rows)
+
+    with mock.patch.object(decoder, "forward", watched):
+        profile_costs.profile_costs(decoder, [], 0.0)
+    assert max(map(len, seen)) >= 32
+    assert all(len(set(tokens)) == len(tokens) for tokens in seen)
+
+
 @pytest.mark.parametrize(("positions", "largest"), [(4096, 300), (1200, 128)])
 def test_padded_forwards_are_measured_at_every_size_that_fits(
     positions: int, largest: int, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +163,7 @@ def test_padded_forwards_are_measured_at_every_size_that_fits(
 
     sizes = (1, 2, 4, 8, 16, 32, 48, 64, 128, 300)
     decoder = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=1000),
         row_sizes=sizes, max_rows=300, max_logit_rows=48, max_positions=positions, settling=1,
         pool=SimpleNamespace(pages=100), forward=forward,
     )  # fmt: skip

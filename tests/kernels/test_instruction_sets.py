@@ -13,6 +13,8 @@ import torch
 from specdec.engine.numeric_fingerprint import host_arithmetic
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import CACHE, backend_for, native_backend
+from tests.kernels.test_experts import make_spec as make_experts_spec
+from tests.kernels.test_experts import run as run_experts
 from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
 from tests.kernels.test_quant_linear import (
     QUANT_CASES,
@@ -61,6 +63,19 @@ def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
         if same_rounding or kind == "int8":  # sums of integers are exact, and nothing else is fused
             assert torch.equal(*results)
         assert torch.allclose(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp32", "q4_0", "q4_k", "q6_k"])
+def test_experts(kind: str, other: tuple[NativeBackend, bool]) -> None:
+    backend, same_rounding = other
+    for normalise in (True, False):
+        for rows in (1, 5, 60):
+            results = [
+                run_experts(one, make_experts_spec(kind, normalise=normalise), rows)
+                for one in (native_backend(), backend)
+            ]
+            assert torch.equal(*results) or not same_rounding
+            assert torch.allclose(*results, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "n", "k"), QUANT_CASES)

@@ -18,10 +18,14 @@ def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, T
     out = {
         "qkv": torch.cat([state[attention + f"{x}_proj.weight"] for x in "qkv"]),
         "o": state[attention + "o_proj.weight"],
-        "gate_up": torch.cat([state[mlp + "gate_proj.weight"], state[mlp + "up_proj.weight"]]),
-        "down": state[mlp + "down_proj.weight"],
         "attn_norm": state[p + "input_layernorm.weight"] + one,
     }
+    if mlp + "experts.gate_up_proj" in state:  # [experts, 2 ffn, hidden] and [experts, hidden, ffn]
+        out["router"] = state[mlp + "gate.weight"]
+        out["gate_up"], out["down"] = (state[f"{mlp}experts.{x}_proj"].flatten(0, 1) for x in ("gate_up", "down"))
+    else:
+        out["gate_up"] = torch.cat([state[mlp + "gate_proj.weight"], state[mlp + "up_proj.weight"]])
+        out["down"] = state[mlp + "down_proj.weight"]
     if attention + "q_proj.bias" in state:
         out["qkv_bias"] = torch.cat([state[attention + f"{x}_proj.bias"] for x in "qkv"])
     for norm in ("q_norm", "k_norm"):
@@ -39,6 +43,8 @@ def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, T
 def found_layer(layer: LayerWeights) -> dict[str, Tensor]:
     """The same of a loaded layer, unpacked."""
     out = {name: unpack_linear(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
+    if layer.router is not None:
+        out["router"] = unpack_linear(layer.router)
     if layer.qkv.bias is not None:
         out["qkv_bias"] = layer.qkv.bias[: layer.qkv.n]
     norms = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm")

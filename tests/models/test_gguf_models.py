@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.gguf import GGUFFile, parse_gguf_config
+from specdec.models.gguf import GGUFFile, GGUFSource, parse_gguf_config
 from specdec.models.load import load_model
 from specdec.models.memory import measure_model
 from tests.models.oracle_weights import differences
@@ -30,7 +30,7 @@ def test_float_file_equals_its_source(family: str, tiny: Tiny, tmp_path: Path) -
     assert differences(loaded.weights, load_oracle(tiny(family))) == []
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3"])
 def test_config_equals_its_source(family: str, tmp_path: Path) -> None:
     layers = {"num_hidden_layers": 7, "layer_types": None} if family == "gemma3" else {}
     scalar = {"query_pre_attn_scalar": 32} if family == "gemma3" else {}
@@ -107,6 +107,33 @@ def test_auto_of_an_unquantised_model_is_int8(tiny: Tiny, tmp_path: Path) -> Non
     assert torch.equal(auto.lm_head.data, plain.lm_head.data)
 
 
+@pytest.mark.parametrize("up", [Kind.Q4_0, Kind.Q8_0])
+def test_experts_of_a_layer_are_of_one_kind(up: Kind, tmp_path: Path) -> None:
+    folder = make_tiny_model("qwen3_moe", tmp_path / "hf", moe_intermediate_size=64)
+    stored = write_tiny_gguf(folder, tmp_path / "m.gguf", Kind.Q4_0, others={"ffn_up_exps": up})
+    for layer in load_model(str(tmp_path / "m.gguf"), dtype="auto", cache_dir=tmp_path).weights.layers:
+        assert isinstance(layer.gate_up, PackedLinear)
+        assert isinstance(layer.down, PackedLinear)
+        assert isinstance(layer.router, PackedLinear)
+        kinds = layer.gate_up.kind, layer.down.kind, layer.router.kind
+        assert kinds == ("q4_0" if up == Kind.Q4_0 else "int8", "q4_0", "fp32")
+    down = torch.from_numpy(stored["blk.1.ffn_down_exps.weight"])
+    assert torch.equal(unpack_linear(layer.down.part(3, 7)), down[3])
+
+
+def test_wrong_experts_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("qwen3_moe"), path)
+    file = GGUFFile(path)
+    for count, words in ((6, r"\[7, 48, 64\] for 6 experts"), (2, "3 experts of 2"), (0, "expert_count.*positive")):
+        file.metadata["qwen3moe.expert_count"] = count
+        with pytest.raises(ModelError, match=words):
+            GGUFSource(file).shape("layers.0.experts.0.gate")
+    narrow = make_tiny_model("qwen3_moe", tmp_path / "hf", moe_intermediate_size=40)
+    with pytest.raises(UnsupportedModelError, match=r"experts of 64 x 40 are not supported.*multiple of 32.*of 16"):
+        load_model(str(narrow), dtype="int8", cache_dir=tmp_path)
+
+
 def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
     factors = [1.0, 1.0, 1.5, 3.0, 8.0, 8.0, 8.0, 8.0]
     write_tiny_gguf(tiny("llama3"), tmp_path / "m.gguf", rope_factors=factors)
@@ -163,7 +190,7 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
             "architecture 'mamba' is not supported.*gemma3, llama",
         ),
         ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
-        ("llama.expert_count", 8, UnsupportedModelError, "mixture-of-experts"),
+        ("llama.expert_count", 8, UnsupportedModelError, "experts of architecture 'llama'.* qwen3moe"),
         ("llama.rope.scaling.type", "yarn", UnsupportedModelError, "rope scaling 'yarn'"),
         ("llama.rope.scaling.attn_factor", 0.5, UnsupportedModelError, "'llama.rope.scaling.attn_factor' 0.5"),
         ("llama.attention.causal", False, UnsupportedModelError, "'llama.attention.causal' False"),

@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.hf import HFSource, parse_hf_config
 from specdec.models.load import load_model
+from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences
+from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
 from verify_kernels.packed_weights import pack_linear
 
@@ -35,7 +37,10 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     ours, theirs = HFSource(tiny(family)).config, load_oracle(tiny(family)).config
     assert ours.family == ("llama" if family == "llama3" else family)
     assert (ours.vocab_size, ours.hidden_size, ours.n_layers) == (384, 64, theirs.num_hidden_layers)
-    assert (ours.n_heads, ours.n_kv_heads, ours.intermediate_size, ours.max_context) == (4, 2, 96, 512)
+    assert (ours.n_heads, ours.n_kv_heads, ours.intermediate_size, ours.max_context) == (
+        4, 2, 48 if family == "qwen3_moe" else 96, 512
+    )  # fmt: skip
+    assert (ours.experts, ours.experts_per_token) == ((7, 3) if family == "qwen3_moe" else (0, 0))
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.tie_embeddings == theirs.tie_word_embeddings
@@ -46,8 +51,29 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in kinds)
     assert ours.sliding_window == (24 if family in ("mistral", "gemma3") else None)
     assert (ours.embed_scale, ours.post_norms) == ((8.0, True) if family == "gemma3" else (1.0, False))
-    assert ours.qk_norm == (family in ("qwen3", "gemma3"))
+    assert ours.qk_norm == (family in ("qwen3", "qwen3_moe", "gemma3"))
     assert ours.qkv_bias == (family == "qwen2")
+
+
+def test_experts_in_either_spelling() -> None:
+    base = {"model_type": "qwen3_moe", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    base |= {"intermediate_size": 96, "vocab_size": 384, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    by_release_4, by_release_5 = (
+        parse_hf_config(base | {name: 6, "norm_topk_prob": True}, "m") for name in ("num_experts", "num_local_experts")
+    )
+    assert by_release_4 == by_release_5
+    assert (by_release_4.experts, by_release_4.experts_per_token, by_release_4.intermediate_size) == (6, 2, 32)
+    assert by_release_4.normalise_experts
+    assert not parse_hf_config(base, "m").normalise_experts
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_shares_of_experts_are_the_oracles(normalise: bool, tmp_path: Path) -> None:
+    folder = make_tiny_model("qwen3_moe", tmp_path / "m", norm_topk_prob=normalise)
+    decoder = make_decoder(folder, tmp_path, native_backend())
+    with torch.no_grad():
+        expected = load_oracle(folder)(torch.tensor([list(range(60))])).logits[0]
+    torch.testing.assert_close(run_in_chunks(decoder, list(range(60)), [60]), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
@@ -137,6 +163,9 @@ def test_qwen_window_needs_its_switch() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "gptq.*GGUF"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModelError, "rope scaling 'yarn'"),
         ({"hidden_act": "relu"}, UnsupportedModelError, "activation 'relu'"),
+        ({"mlp_only_layers": [0]}, UnsupportedModelError, "with and without experts"),
+        ({"decoder_sparse_step": 2}, UnsupportedModelError, "with and without experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 4}, ModelError, "8 experts of 4"),
         ({"num_hidden_layers": 0}, ModelError, "num_hidden_layers.*positive"),
         ({"hidden_size": 128}, ModelError, r"shape \[.*64\].*calls for \[.*128\]"),
         ({"num_hidden_layers": 3}, ModelError, "layers.2.*missing"),

@@ -65,7 +65,7 @@ def test_heads_that_are_not_supported_are_refused_before_packing_and_from_the_ca
     with pytest.raises(UnsupportedModelError, match="heads of 512"):
         load_model(folder, dtype="fp32", cache_dir=tmp_path, progress=lambda *_: pytest.fail("packs it"))
     with monkeypatch.context() as former:
-        former.setattr(load, "check_heads", lambda *_: None)
+        former.setattr(load, "check_dimensions", lambda *_: None)
         load_model(folder, dtype="fp32", cache_dir=tmp_path)
     with pytest.raises(UnsupportedModelError, match="heads of 512"):
         load_model(folder, dtype="fp32", cache_dir=tmp_path)

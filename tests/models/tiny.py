@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma3")
+FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3")
 VOCAB_SIZE = 384
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -48,6 +48,14 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 24, "head_dim": 16},
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 32, "tie_word_embeddings": True},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "moe_intermediate_size": 48,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+    },
     "gemma3": {
         "head_dim": 32,
         "num_hidden_layers": 4,
@@ -114,6 +122,7 @@ def _build(family: str, seed: int, overrides: dict[str, Any]) -> Any:
         "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
         "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
+        "qwen3_moe": (hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM),
         "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
     }
     config_class, model_class = classes[family]

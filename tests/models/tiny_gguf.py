@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
     "gemma3": "gemma3",
 }
 _LAYER_NAMES = {
@@ -33,6 +34,7 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
 _GEMMA_NAMES = _LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
@@ -59,7 +61,8 @@ def write_tiny_gguf(
     _write_vocabulary(writer, hf_folder, config.vocab_size)
     stored = {}
     for name, tensor in gguf_tensors(model, family).items():
-        use = (others or {}).get(name.split(".")[-2], kind) if tensor.ndim == 2 else Kind.F32
+        matrix = tensor.ndim > 1 and "ffn_gate_inp" not in name
+        use = (others or {}).get(name.split(".")[-2], kind) if matrix else Kind.F32
         raw = gguf.quantize(tensor, use) if use != Kind.F32 else tensor
         stored[name] = gguf.dequantize(raw, use) if use != Kind.F32 else tensor
         writer.add_tensor(name, raw, raw_dtype=use)
@@ -87,6 +90,11 @@ def gguf_tensors(model: Any, family: str) -> dict[str, np.ndarray]:
             out["token_embd.weight"] = value.numpy()
         elif name == "model.norm.weight":
             out["output_norm.weight"] = value.numpy()
+        elif name.endswith("experts.down_proj"):
+            out[f"blk.{name.split('.')[2]}.ffn_down_exps.weight"] = value.numpy()
+        elif name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), value.chunk(2, dim=1), strict=True):
+                out[f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight"] = half.contiguous().numpy()
         else:
             _, _, layer, *middle, kind = name.split(".")
             part = names[".".join(middle)]
@@ -116,6 +124,10 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(float((rope.get("full_attention") or rope)["rope_theta"]))
+    if family == "qwen3_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if family == "gemma3":
         writer.add_sliding_window(config.sliding_window)
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, KvTensors, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import AttentionSpec, BatchOp, ExpertsSpec, KvTensors, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
@@ -30,6 +30,18 @@ class LinearArgs(ctypes.Structure):
         ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
         ("eps", c_float),
         ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("result", c_void_p),
+    )  # fmt: skip
+
+
+class ExpertsArgs(ctypes.Structure):
+    """``sd_experts_args`` in csrc/experts.cpp."""
+
+    _fields_ = (
+        ("gate_up", ctypes.POINTER(LinearArgs)), ("down", ctypes.POINTER(LinearArgs)),
+        ("gate_up_bytes", c_int64), ("down_bytes", c_int64),
+        ("experts", c_int32), ("chosen", c_int32), ("normalise", c_int32), ("threads", c_int32),
+        ("scores", c_void_p), ("x", c_void_p), ("ld_x", c_int64),
+        ("expert", c_void_p), ("share", c_void_p), ("place", c_void_p), ("row", c_void_p), ("start", c_void_p),
     )  # fmt: skip
 
 
@@ -92,13 +104,52 @@ class NativeBackend:
         weight = spec.weight
         if isinstance(weight, StackedLinear):
             return bind_parts(self.linear, spec, weight)
+        args = self._linear_args(spec, weight)
+        run, pointer = self._library.sd_linear, ctypes.byref(args)
+
+        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args)) -> None:
+            run(pointer, rows)
+
+        return op
+
+    def experts(self, spec: ExpertsSpec) -> RowsOp:
+        """Bind a layer's experts.
+
+        Raises:
+            ValueError: a buffer does not fit the weights' shapes, or an expert does not fill whole tiles.
+        """
+        up, down = (weight.part(0, spec.experts) for weight in (spec.gate_up, spec.down))
+        normed = LinearSpec(up, spec.x, spec.gated, "rms", pre_norm=spec.norm, eps=spec.eps)
+        gate_up_args = self._linear_args(normed, up)
+        down_args = self._linear_args(LinearSpec(down, spec.gated, spec.out, spec.activation), down)
+        pairs = len(spec.x) * spec.chosen
+        if min(len(spec.gated), len(spec.out), len(self._q)) < pairs:
+            raise ValueError(f"experts: scratch and reserved rows must hold {pairs} pairs of rows and experts")
+        _need("scores", spec.scores, spec.experts)
+        expert, place, row = (torch.zeros(pairs, dtype=torch.int32) for _ in range(3))
+        share, start = torch.zeros(pairs), torch.zeros(spec.experts + 1, dtype=torch.int32)
+        args = ExpertsArgs(
+            gate_up=ctypes.pointer(gate_up_args), down=ctypes.pointer(down_args),
+            gate_up_bytes=spec.gate_up.nbytes // spec.experts, down_bytes=spec.down.nbytes // spec.experts,
+            experts=spec.experts, chosen=spec.chosen, normalise=spec.normalise, threads=self._threads,
+            scores=spec.scores.data_ptr(), x=spec.x.data_ptr(), ld_x=spec.x.stride(0), expert=expert.data_ptr(),
+            share=share.data_ptr(), place=place.data_ptr(), row=row.data_ptr(), start=start.data_ptr(),
+        )  # fmt: skip
+        run, pointer = self._library.sd_experts, ctypes.byref(args)
+
+        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args, expert, share, place, row, start)) -> None:
+            run(pointer, rows)
+
+        return op
+
+    def _linear_args(self, spec: LinearSpec, weight: PackedLinear) -> LinearArgs:
         width = weight.k * (2 if spec.prologue in ("silu", "gelu") else 1)
         _need("src", spec.src, width)
         _need("dst", spec.dst, weight.n)
         if weight.k > self._x.shape[1] or (spec.epilogue == "norm_add" and weight.n > self._result.shape[1]):
             raise ValueError(f"weight: {weight.n} x {weight.k} exceeds the reserved scratch")
         k_pad = _padded(weight)
-        args = LinearArgs(
+        return LinearArgs(
             kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
             threads=self._threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
             ld_src=spec.src.stride(0), ld_dst=spec.dst.stride(0),
@@ -108,12 +159,6 @@ class NativeBackend:
             x=self._x.data_ptr(), q=self._q.data_ptr(), q_scale=self._q_scale.data_ptr(),
             q_sum=self._q_sum.data_ptr(), result=self._result.data_ptr(),
         )  # fmt: skip
-        run, pointer = self._library.sd_linear, ctypes.byref(args)
-
-        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args)) -> None:
-            run(pointer, rows)
-
-        return op
 
     def attention(self, spec: AttentionSpec) -> BatchOp:
         """Bind a layer's attention.

@@ -9,7 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, KvTensors, LinearSpec, Prologue, RowsOp, bind_parts
+from verify_kernels.backend import (
+    AttentionSpec,
+    BatchOp,
+    ExpertsSpec,
+    KvTensors,
+    LinearSpec,
+    Prologue,
+    RowsOp,
+    bind_parts,
+)
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import (
     CHUNK_K,
@@ -41,8 +50,7 @@ class ReferenceBackend:
         weight = spec.weight
         if isinstance(weight, StackedLinear):
             return bind_parts(self.linear, spec, weight)
-        bias = weight.bias
-        product = _block_product(weight) if weight.kind in FORMATS else _plain_product(weight)
+        bias, product = weight.bias, _product(weight)
 
         def op(rows: int) -> None:
             y = product(_prologue(spec, spec.src[:rows]))
@@ -56,6 +64,24 @@ class ReferenceBackend:
             else:
                 assert spec.post_norm is not None
                 dst.add_(rms_norm(y, spec.post_norm, spec.eps))
+
+        return op
+
+    def experts(self, spec: ExpertsSpec) -> RowsOp:
+        """Bind a layer's experts; weights are unpacked to float32 once."""
+        gate_up, down = (
+            [_product(weight.part(e, spec.experts)) for e in range(spec.experts)]
+            for weight in (spec.gate_up, spec.down)
+        )
+
+        def op(rows: int) -> None:
+            for x, scores in zip(spec.x[:rows], spec.scores[:rows], strict=True):
+                chosen = scores.sort(descending=True, stable=True).indices[: spec.chosen]
+                over = scores[chosen] if spec.normalise else scores
+                shares = (scores[chosen] - over.max()).exp() / (over - over.max()).exp().sum()
+                normed = rms_norm(x[None], spec.norm, spec.eps)
+                for e, share in zip(chosen.tolist(), shares, strict=True):
+                    x += share * down[e](gated(spec.activation, *gate_up[e](normed).chunk(2, dim=1)))[0]
 
         return op
 
@@ -78,6 +104,10 @@ class ReferenceBackend:
         for a, b in zip(source.tolist(), target.tolist(), strict=True):
             for pool in kv.lanes():
                 pool[:, b // PAGE_SIZE, ..., b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, ..., a % PAGE_SIZE]
+
+
+def _product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    return _block_product(packed) if packed.kind in FORMATS else _plain_product(packed)
 
 
 def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:

@@ -118,6 +118,15 @@ def test_unsupported_head_sizes_are_rejected(tmp_path: Path) -> None:
         load_device_model("random:narrow", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
 
 
+def test_experts_are_rejected(tmp_path: Path) -> None:
+    moe = shape(experts=4, experts_per_token=2)
+    with (
+        mock.patch.dict(RANDOM_SHAPES, {"moe": moe}),
+        pytest.raises(UnsupportedModelError, match=r"experts runs on a CPU only; set engine\.device to `cpu`"),
+    ):
+        load_device_model("random:moe", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+
+
 @pytest.mark.parametrize(("capability", "hip"), [((8, 9), None), ((9, 4), "6.2")], ids=["RTX 4090", "MI300"])
 def test_a_gpu_without_float8_products_is_named(capability: tuple[int, int], hip: str | None, tmp_path: Path) -> None:
     """An MI300 has a float8 whose values are not those of the kernels'."""

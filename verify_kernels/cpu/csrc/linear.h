@@ -38,6 +38,10 @@ void sd_linear(const sd_linear_args* args, int32_t rows);
 
 namespace sd {
 
+// Rows [start[g], start[g + 1]) times matrix g of `groups` that lie one after the other, with n outputs and `bytes` of
+// weights each. Row r is read at row from[r] of src; null: at row r. Not for SD_POST_NORM_ADD, nor with a bias.
+void grouped_linear(const sd_linear_args& a, int64_t bytes, int groups, const int32_t* start, const int32_t* from);
+
 constexpr int TILE = 32;  // output channels per tile; 128 bytes hold a group of four values of each
 
 // Products of int8 rows with int8 weights on processors with AMX, whose registers are tiles of 16 x 64 bytes.

@@ -147,8 +147,9 @@ inline void prepare_chunk(const float* x, int8_t* q, float* scale, int32_t* offs
   *offset = 128 * sum_bits(sum);
 }
 
-inline void prepare_row(const sd_linear_args& a, int row, int rows) {
-  const float* src = a.src + row * a.ld_src;
+// Row `from` of src to row `row` of `rows`.
+inline void prepare_row(const sd_linear_args& a, int from, int row, int rows) {
+  const float* src = a.src + from * a.ld_src;
   float* x = a.x + (int64_t)row * a.k_pad;
   const float* ready = x;
   const bool blocks = is_block_format(a.kind), quantised = a.kind == SD_INT8;
