@@ -28,12 +28,12 @@ HIDDEN, POSITIONS = 24, 80
 TARGET = ModelConfig("llama", VOCAB_SIZE, HIDDEN, 8, 4, 2, 8, 40, 512, 1e-5, RopeConfig(10000.0), 8**-0.5)
 
 
-def make_head(target_ids: np.ndarray, features: torch.Tensor | None = None) -> HeadModule:
+def make_head(target_ids: np.ndarray, features: torch.Tensor | None = None, target: ModelConfig = TARGET) -> HeadModule:
     decoder = PlainDecoder(HIDDEN)
     tables = TargetTables(decoder.embed, decoder.embed[np.argsort(NEXT)], torch.ones(HIDDEN))
     if features is None:
         features = torch.randn(64, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
-    return new_head(TARGET, tables, target_ids, features, POSITIONS)
+    return new_head(target, tables, target_ids, features, POSITIONS)
 
 
 def make_trainer(folder: Path, passes: int = 3, count: int = 30, **recipe: float) -> Trainer:
@@ -47,6 +47,12 @@ def make_trainer(folder: Path, passes: int = 3, count: int = 30, **recipe: float
     numbers = list(range(4, count))
     key = {"data": "data"}
     return Trainer(make_head(ids), make, texts, numbers, range(4), plan, key, folder / "checkpoint.pt")
+
+
+def test_a_head_of_experts_is_as_wide_as_those_that_a_token_uses() -> None:
+    head = make_head(np.arange(64), target=replace(TARGET, family="qwen3_moe", experts=8, experts_per_token=3))
+    assert (head.config.experts, head.config.intermediate_size) == (0, 120)
+    assert config_json(head.config, "x", 64, [])["intermediate_size"] == head.gate_proj.out_features == 120
 
 
 def test_the_module_predicts_what_inference_does(tmp_path: Path) -> None:
