@@ -26,11 +26,22 @@ class RopeConfig:
     """Base of sliding-window layers if the family has another one (Gemma 3). `scaling` does not apply to them."""
     scaling: tuple[str | float, ...] | None = None
     """("linear", factor), ("llama3", factor, low_freq_factor, high_freq_factor, original_context), or ("factors", f_0,
-    ..., f_{head_dim/2 - 1}): frequency i is divided by f_i, as GGUF files hold llama3 scaling."""
+    ..., f_{head_dim/2 - 1}): frequency i is divided by f_i, as GGUF files hold llama3 scaling; or ("yarn", factor,
+    original_context, beta_fast, beta_slow, magnitude of q and of k)."""
+
+    @property
+    def context(self) -> int:
+        """Tokens for which "yarn" is made; 0 for other scaling."""
+        return int(float(self.scaling[1]) * float(self.scaling[2])) if self.scaling and self.scaling[0] == "yarn" else 0
 
     def __post_init__(self) -> None:
         _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
         _check_positive("rope scaling", *(float(each) for each in (self.scaling or ())[1:]))
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What "yarn" multiplies q and k by, so that scores over a longer context stay as sharp."""
+    return 1.0 + 0.1 * weight * math.log(max(factor, 1.0))
 
 
 @dataclass(frozen=True, slots=True)

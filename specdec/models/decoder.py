@@ -32,14 +32,17 @@ def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool)
 
     local: for sliding-window layers, which have a base of their own in some families; scaling applies to the global
     base only, as in Gemma 3. "llama3" scaling is the piecewise rule of Llama 3.1's release: long wavelengths are slowed
-    by the factor, short ones kept, those between interpolated.
+    by the factor, short ones kept, those between interpolated. "yarn" (Peng et al., arXiv 2309.00071) interpolates by
+    index between the frequencies that turn beta_slow and beta_fast times in the original context.
     """
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
     inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    magnitude = 1.0
     if rope.scaling is not None and not (local and rope.local_theta is not None):
-        inverse = _scaled(inverse, rope.scaling)
+        inverse = _scaled(inverse, theta, rope.scaling)
+        magnitude = float(rope.scaling[-1]) if rope.scaling[0] == "yarn" else 1.0
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), inverse)
-    return angles.cos().float().contiguous(), angles.sin().float().contiguous()
+    return (magnitude * angles.cos()).float().contiguous(), (magnitude * angles.sin()).float().contiguous()
 
 
 def rope_table_count(config: ModelConfig) -> int:
@@ -47,7 +50,7 @@ def rope_table_count(config: ModelConfig) -> int:
     return 1 if config.rope.local_theta is None else 2
 
 
-def _scaled(inverse: Tensor, scaling: tuple[str | float, ...]) -> Tensor:
+def _scaled(inverse: Tensor, theta: float, scaling: tuple[str | float, ...]) -> Tensor:
     kind, *numbers = scaling
     values = [float(x) for x in numbers]
     if kind == "linear":
@@ -59,6 +62,13 @@ def _scaled(inverse: Tensor, scaling: tuple[str | float, ...]) -> Tensor:
         wavelength = 2 * math.pi / inverse
         smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
         return inverse * ((1 - smooth) / factor + smooth)
+    if kind == "yarn":
+        factor, original, fast, slow, _ = values
+        size = len(inverse)
+        low, high = (size * math.log(original / (2 * math.pi * turns), theta) for turns in (fast, slow))
+        first, last = max(math.floor(low), 0), min(math.ceil(high), 2 * size - 1)
+        slowed = ((torch.arange(size, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
+        return inverse * (slowed / factor + 1 - slowed)
     raise ValueError(f"rope scaling {kind!r} is not known")
 
 

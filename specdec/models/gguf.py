@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, TensorSource, check_regular, well_formed
-from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, yarn_magnitude
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,7 +212,10 @@ _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
 # Values of keys that change what a model computes; others are not supported
-_ONLY = {"attention.causal": True, "final_logit_softcapping": 0.0, "rope.scaling.attn_factor": 1.0}
+_ONLY = {
+    "attention.causal": True, "final_logit_softcapping": 0.0, "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
+}  # fmt: skip
 
 
 def parse_gguf_config(file: GGUFFile) -> ModelConfig:
@@ -267,6 +270,7 @@ class _Reader:
         ) not in (head_dim, hidden // heads):
             raise UnsupportedModelError(f"{self.file.path}: keys, values and rotary part must have equal lengths")
         window, sliding = self._sliding(layers)
+        rope = self._rope()
         scale_dim = hidden / heads if gemma and layers == _GEMMA_27B_LAYERS else head_dim
         return ModelConfig(
             family=ARCHITECTURES[self.architecture],
@@ -277,9 +281,9 @@ class _Reader:
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
             intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
-            max_context=self._int("context_length"),
+            max_context=max(self._int("context_length"), rope.context),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
-            rope=self._rope(),
+            rope=rope,
             attn_scale=float(scale_dim) ** -0.5,
             activation="gelu_tanh" if gemma else "silu",
             embed_scale=math.sqrt(hidden) if gemma else 1.0,
@@ -334,6 +338,10 @@ class _Reader:
     def _rope_scaling(self) -> tuple[str | float, ...] | None:
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")
+        if kind == "yarn" and "rope_freqs.weight" not in self.file.tensors:
+            turns = (self._get(f"rope.scaling.yarn_beta_{key}", usual) for key, usual in (("fast", 32), ("slow", 1)))
+            original = self._int("rope.scaling.original_context_length")
+            return ("yarn", factor, float(original), *map(float, turns), yarn_magnitude(factor))
         if kind not in ("linear", "none"):
             raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported; use another file")
         scaled = kind == "linear" and factor != 0.0

@@ -22,7 +22,7 @@ from specdec.models.checkpoint import (
     read_text_file,
     well_formed,
 )
-from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, yarn_magnitude
 from specdec.models.embedding import folder_pooling
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
@@ -234,7 +234,7 @@ class _Reader:
         head_dim = self._int("head_dim", hidden // heads)
         window, sliding = self._sliding(layers)
         scalar = float(self.data["query_pre_attn_scalar"]) if gemma else float(head_dim)
-        moe = self.family == "qwen3_moe"
+        moe, rope = self.family == "qwen3_moe", self._rope()
         return ModelConfig(
             family=self.family,
             vocab_size=self._int("vocab_size"),
@@ -244,9 +244,9 @@ class _Reader:
             n_kv_heads=self._int("num_key_value_heads", heads),
             head_dim=head_dim,
             intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
-            max_context=self._int("max_position_embeddings"),
+            max_context=max(self._int("max_position_embeddings"), rope.context),
             norm_eps=float(self.data["rms_norm_eps"]),
-            rope=self._rope(),
+            rope=rope,
             attn_scale=scalar**-0.5,
             activation=self._activation(),
             embed_scale=math.sqrt(hidden) if gemma else 1.0,
@@ -351,6 +351,12 @@ def _scaling(given: dict[str, Any], name: str) -> tuple[str | float, ...] | None
         if kind == "llama3":
             fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
             return ("llama3", *(float(given[field]) for field in fields))
+        if kind == "yarn" and given.get("truncate", True):
+            factor, original = float(given["factor"]), float(given["original_max_position_embeddings"])
+            weights = float(given.get("mscale") or 0), float(given.get("mscale_all_dim") or 0)
+            q, k = (yarn_magnitude(factor, weight) for weight in (weights if all(weights) else (1.0, 0.0)))
+            turns = float(given.get("beta_fast") or 32), float(given.get("beta_slow") or 1)
+            return ("yarn", factor, original, *turns, float(given.get("attention_factor") or q / k))
     except KeyError as missing:
         raise ModelError(f"{name}: config.json: {kind} rope scaling lacks {missing}") from None
     raise UnsupportedModelError(f"{name}: rope scaling '{kind}' is not supported; remove it to run at the base context")

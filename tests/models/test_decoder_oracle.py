@@ -56,6 +56,28 @@ def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Pat
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"factor": 4.0, "original_max_position_embeddings": 64},
+        {"factor": 8.0, "original_max_position_embeddings": 40, "beta_fast": 8.0, "beta_slow": 0.5},
+        {"factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
+        {"factor": 40.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.3},
+        {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.7},
+    ],
+)
+def test_yarn_equals_transformers(given: dict[str, float], tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, **given}
+    folder = make_tiny_model("qwen3", tmp_path / "m", rope_parameters=yarn, head_dim=64)
+    decoder = make_decoder(folder, tmp_path / "cache", native_backend())
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    got = run_in_chunks(decoder, tokens, [64])
+    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 def test_backends_round_the_cache_alike(family: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import read_json
 from specdec.models.gguf import GGUFFile, GGUFSource, parse_gguf_config
+from specdec.models.hf import parse_hf_config
 from specdec.models.load import load_model
 from specdec.models.memory import measure_model
 from tests.models.oracle_weights import differences
@@ -153,6 +155,24 @@ def test_rope_factors_and_scaling_are_multiplied(tiny: Tiny, tmp_path: Path) -> 
         parse_gguf_config(file)
 
 
+@pytest.mark.parametrize("turns", [{}, {"beta_fast": 24.0, "beta_slow": 2.0}])
+def test_yarn_equals_its_source(turns: dict[str, float], tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("qwen3"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    fields = {
+        "type": "yarn",
+        "factor": 16.0,
+        "original_context_length": 64,
+        **{f"yarn_{k}": v for k, v in turns.items()},
+    }
+    file.metadata |= {f"qwen3.rope.scaling.{key}": value for key, value in fields.items()}
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64, **turns}
+    source = parse_hf_config(read_json(tiny("qwen3") / "config.json") | {"rope_parameters": yarn}, "m")
+    found = parse_gguf_config(file)
+    assert (found.rope, found.max_context) == (source.rope, 1024)
+    assert source.max_context == 1024
+
+
 @pytest.mark.parametrize(
     ("fields", "scaling"),
     [
@@ -191,7 +211,8 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
         ),
         ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
         ("llama.expert_count", 8, UnsupportedModelError, "experts of architecture 'llama'.* qwen3moe"),
-        ("llama.rope.scaling.type", "yarn", UnsupportedModelError, "rope scaling 'yarn'"),
+        ("llama.rope.scaling.type", "longrope", UnsupportedModelError, "rope scaling 'longrope'"),
+        ("llama.rope.scaling.yarn_ext_factor", 0.5, UnsupportedModelError, "'llama.rope.scaling.yarn_ext_factor' 0.5"),
         ("llama.rope.scaling.attn_factor", 0.5, UnsupportedModelError, "'llama.rope.scaling.attn_factor' 0.5"),
         ("llama.attention.causal", False, UnsupportedModelError, "'llama.attention.causal' False"),
         ("llama.final_logit_softcapping", 30.0, UnsupportedModelError, "'llama.final_logit_softcapping' 30.0"),

@@ -161,7 +161,9 @@ def test_qwen_window_needs_its_switch() -> None:
     [
         ({"model_type": "mamba"}, UnsupportedModelError, "'mamba' is not supported.*llama"),
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "gptq.*GGUF"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModelError, "rope scaling 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedModelError, "rope scaling 'longrope'"),
+        ({"rope_scaling": {"type": "yarn", "truncate": False}}, UnsupportedModelError, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ModelError, "yarn rope scaling lacks 'original_max_pos"),
         ({"hidden_act": "relu"}, UnsupportedModelError, "activation 'relu'"),
         ({"mlp_only_layers": [0]}, UnsupportedModelError, "with and without experts"),
         ({"decoder_sparse_step": 2}, UnsupportedModelError, "with and without experts"),
