@@ -191,12 +191,12 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
         UnsupportedModelError: the family, its activation, rope scaling or quantisation is not supported.
         ModelError: a field is missing or out of range.
     """
-    model_type = str(data.get("model_type", "(none)"))
-    family = FAMILIES.get(model_type)
-    if family is None:
-        known = ", ".join(sorted(set(FAMILIES.values())))
-        raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
     with well_formed(f"{name}: config.json"):
+        model_type = str(_language_model(data).get("model_type", data.get("model_type", "(none)")))
+        family = FAMILIES.get(model_type)
+        if family is None:
+            known = ", ".join(sorted(set(FAMILIES.values())))
+            raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
         return _read_config(data, name, family)
 
 

@@ -19,7 +19,7 @@ from specdec.models.load import load_model
 from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
-from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
+from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model, make_tiny_tokenizer
 from verify_kernels.packed_weights import pack_linear
 
 Tiny = Callable[[str], Path]
@@ -148,6 +148,27 @@ def test_sparse_multimodal_gemma_config() -> None:
     assert (config.tie_embeddings, config.embed_scale) == (True, math.sqrt(2560))
 
 
+def test_the_language_model_of_a_multimodal_folder(tmp_path: Path) -> None:
+    """As Mistral Small 3.2's: the outer type is the multimodal model's, the inner one the family's."""
+    import transformers as hf
+
+    text = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "initializer_range": 0.2}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = hf.Mistral3Config(
+        text_config=hf.MistralConfig(**text).to_dict(), vision_config=hf.PixtralVisionConfig(**vision).to_dict()
+    )
+    model = hf.Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "m")
+    make_tiny_tokenizer(tmp_path / "m")
+    with torch.no_grad():
+        expected = model(torch.tensor([list(range(20, 80))])).logits[0]
+    decoder = make_decoder(tmp_path / "m", tmp_path, native_backend())
+    assert decoder.config.family == "mistral"
+    torch.testing.assert_close(run_in_chunks(decoder, list(range(20, 80)), [60]), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_qwen_window_needs_its_switch() -> None:
     base = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
     base |= {"intermediate_size": 96, "vocab_size": 384, "sliding_window": 32, "max_window_layers": 1}
@@ -160,6 +181,7 @@ def test_qwen_window_needs_its_switch() -> None:
     ("change", "error", "words"),
     [
         ({"model_type": "mamba"}, UnsupportedModelError, "'mamba' is not supported.*llama"),
+        ({"text_config": {"model_type": "ministral3"}}, UnsupportedModelError, "'ministral3' is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "gptq.*GGUF"),
         ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedModelError, "rope scaling 'longrope'"),
         ({"rope_scaling": {"type": "yarn", "truncate": False}}, UnsupportedModelError, "rope scaling 'yarn'"),
