@@ -51,13 +51,9 @@ class TextStream:
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
 
     def flush(self) -> str:
-        """End the stream; returns the held-back text, up to where a rule cuts it."""
-        piece = self._take(self._decoder.decode(b"", final=True))
-        if piece.reason is not None:
-            return piece.text
+        """End the stream; returns the held-back text, up to where a rule cuts it, without an incomplete character."""
         cut = self._cutter.end() if self._cutter is not None and self._tokens > self._min_tokens else None
-        rest = self._release(len(self._held)) if cut is None else self._cut(cut)
-        return piece.text + rest.text
+        return (self._release(len(self._held)) if cut is None else self._cut(cut)).text
 
     def end_at_line(self) -> None:
         """Let the next line break end the stream. Only for requests with ``finish_line``."""

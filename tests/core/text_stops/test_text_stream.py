@@ -73,3 +73,10 @@ def test_a_rule_that_holds_below_min_tokens_ends_the_text_later(least: int) -> N
     assert ended(lines, limit, 1) == (lines[:after], FinishReason.TIME_LIMIT)
     blank = StoppingParams(rules=TextRules(blank_line=True), min_tokens=least)
     assert ended("a" + "\n" * 20 + "b", blank)[1] == FinishReason.BLANK_LINE
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_an_incomplete_character_at_the_end_is_no_text(left: int) -> None:
+    out = TextStream(Letters(), StoppingParams(stop=("x🎉",)), OutputParams())  # type: ignore[arg-type]
+    given = "".join(out.push(byte).text for byte in "ax🎉".encode()[:-left])
+    assert given + out.flush() == "ax"
