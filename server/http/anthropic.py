@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,6 +96,8 @@ MESSAGE_FIELDS: Table = (
     *COMMON,
 )
 _TEXT = ("text",)
+# Claude Code's first line of a system prompt differs between conversations: no other one would find a cached prefix.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
 _THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too
 _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -140,7 +143,7 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     """
     call.field_names["prompt"] = "messages"
     conversation = Conversation()
-    if body.has("system") and (text := read_text(body, "system", _TEXT)):
+    if body.has("system") and (text := _BILLING.sub("", read_text(body, "system", _TEXT))):
         conversation.say("system", text)
     _read_turns(body, conversation)
     if body.violations.found:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.server.http.harness import MESSAGES, Server
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197."
 CACHED = {"cache_control": {"type": "ephemeral"}}
 SCHEMA = {
     "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
@@ -18,7 +19,10 @@ CLAUDE_CODE: dict[str, Any] = {
         {"role": "user", "content": [{"type": "text", "text": "<r>"}, {"type": "text", "text": "hi", **CACHED}]},
         {"role": "system", "content": "types"},
     ],
-    "system": [{"type": "text", "text": "x: y"}, {"type": "text", "text": "You are", **CACHED}],
+    "system": [
+        {"type": "text", "text": BILLING + "123; cc_entrypoint=sdk-cli;"},
+        {"type": "text", "text": "You are", **CACHED},
+    ],
     "tools": [{"name": "Bash", "description": "Runs", "input_schema": SCHEMA}],
     "metadata": {"user_id": '{"device_id":"e45e"}'},
     "max_tokens": 90,
@@ -31,7 +35,7 @@ HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "interleaved-thi
 
 
 def test_claude_code(server: Server) -> None:
-    expected = "[Bash]system:x: y\nYou are;user:<r>\nhi;system:types;"
+    expected = "[Bash]system:You are;user:<r>\nhi;system:types;"
     with server.client.stream("POST", f"{MESSAGES}?beta=true", json=CLAUDE_CODE, headers=HEADERS) as response:
         text = response.read().decode()
         assert response.status_code == 200
@@ -45,3 +49,10 @@ def test_claude_code(server: Server) -> None:
     assert [note["param"] for note in first["message"]["warnings"]] == ["thinking", "context_management"]
     whole = server.ask(f"{MESSAGES}?beta=true", **CLAUDE_CODE | {"stream": False})
     assert whole["content"] == [{"type": "text", "text": expected}]
+
+
+def test_conversations_of_claude_code_share_their_system_prompt(server: Server) -> None:
+    body = {"model": "fake", "messages": CLAUDE_CODE["messages"]}
+    plain = server.ask(f"{MESSAGES}/count_tokens", **body, system="You are\nx-anthropic-billing-header: quoted")
+    marked = f"{BILLING}e77; cc_entrypoint=cli;\nYou are\nx-anthropic-billing-header: quoted"
+    assert server.ask(f"{MESSAGES}/count_tokens", **body, system=marked) == plain
