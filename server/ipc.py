@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -19,7 +18,6 @@ import msgpack
 
 from specdec.core.types import Delta, Failed, Finished, RequestEvent, Started, StepTree, TokenLogprobs
 
-_LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 1 << 30
 
 
@@ -51,53 +49,31 @@ class FrameError(ValueError):
 
 
 def pack_frame(*parts: Any) -> bytes:
-    """One frame holding ``parts``, ready to send. Records among and inside them are packed as by `pack`.
-
-    Raises:
-        FrameError: it exceeds ``MAX_FRAME_BYTES``.
-    """
-    body = msgpack.packb(parts, use_bin_type=True, default=pack)
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    """One frame holding ``parts``, ready to send. Records among and inside them are packed as by `pack`."""
+    frame: bytes = msgpack.packb(parts, use_bin_type=True, default=pack)
+    return frame
 
 
 class FrameReader:
     """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """Add ``data`` and return every complete frame.
 
         Raises:
-            FrameError: a length is absurd, or a body is not a msgpack array.
+            FrameError: it is not msgpack, not an array, or too long.
         """
-        self._buffer += data
-        frames: list[list[Any]] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"frame length {length} exceeds {MAX_FRAME_BYTES}")
-            body = start + _LENGTH.size
-            if len(self._buffer) < body + length:
-                break
-            start = body + length
-            frames.append(_unpack_frame(bytes(self._buffer[body:start])))
-        del self._buffer[:start]
+        try:
+            self._unpacker.feed(data)
+            frames = list(self._unpacker)
+        except Exception as error:  # the library raises several unrelated types for malformed input
+            raise FrameError(f"frame is not msgpack: {error}") from None
+        if not all(isinstance(frame, list) and frame for frame in frames):
+            raise FrameError("frame is not a non-empty array")
         return frames
-
-
-def _unpack_frame(body: bytes) -> list[Any]:
-    try:
-        parts = msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except Exception as error:  # the library raises several unrelated types for malformed input
-        raise FrameError(f"frame is not msgpack: {error}") from None
-    if not isinstance(parts, list) or not parts:
-        raise FrameError("frame is not a non-empty array")
-    return parts
 
 
 Record = TypeVar("Record")
