@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,22 +34,17 @@ from server.served_model import ServedModel, Task
 from specdec.core.types import Request, SamplingParams, TextRules
 from specdec.engine.validation import check_requests
 
-_CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
+_CRLF = "\r\n"
 
 
-class LineEnds:
-    """The model reads and writes line feeds. A document that has CR LF gets these back."""
+def _plain(text: str) -> str:
+    """``text`` with line feeds, which the model reads and writes."""
+    return text.replace(_CRLF, "\n")
 
-    def __init__(self, *texts: str) -> None:
-        self._crlf = any(_CRLF in text for text in texts)
 
-    def plain(self, text: str) -> str:
-        """``text`` for the model."""
-        return text.replace(_CRLF, "\n") if self._crlf else text
-
-    def own(self, text: str) -> str:
-        """The model's text for the document."""
-        return _ALONE.sub(_CRLF, text) if self._crlf else text
+def with_line_ends(text: str, *, crlf: bool) -> str:
+    """The model's ``text`` for a document whose lines end in CRLF, or not."""
+    return _plain(text).replace("\n", _CRLF) if crlf else text
 
 
 # Lists of texts, the most relevant kind first, and whether the client ranks the texts in them.
@@ -80,37 +74,36 @@ COMPLETION_FIELDS: Table = (
 )
 
 
-def read_segments(body: Body, own: Mapping[str, Any]) -> tuple[Gap, LineEnds]:
-    """The fields of ``segments``: the document around the cursor, with plain line feeds, and its own line breaks."""
+def read_segments(body: Body, own: Mapping[str, Any]) -> tuple[Gap, bool]:
+    """The fields of ``segments``: the document around the cursor with line feeds, and whether its lines end in CRLF."""
     given: Body | None = own["segments"]
     if given is None:
         body.refuse("segments", "must be an object with a prefix")
     elif "prefix" not in own:
         given.refuse("prefix", "must be a string")
     prefix, suffix = own.get("prefix", ""), own.get("suffix", "")
-    ends = LineEnds(prefix, suffix)
     gap = Gap(
-        prefix=ends.plain(prefix),
-        suffix=ends.plain(suffix),
-        files=() if given is None else tuple(_files(given, ends)),
+        prefix=_plain(prefix),
+        suffix=_plain(suffix),
+        files=() if given is None else tuple(_files(given)),
         repo=_repository(own.get("git_url", "")),
         path=own.get("filepath", ""),
         language=own.get("language", ""),
     )
-    return gap, ends
+    return gap, _CRLF in prefix or _CRLF in suffix
 
 
-def _files(given: Body, ends: LineEnds) -> Iterator[ContextFile]:
+def _files(given: Body) -> Iterator[ContextFile]:
     """Scores order the kinds: each has a whole number, to which the client's score adds less than a half."""
     for base, (kind, ranked) in enumerate(reversed(_KINDS), start=1):
         for item in given.objects(kind):
             name, text = item.text("filepath") or "", item.text("body") or ""
             score = (item.number("score") or 0.0) if ranked else 0.0
             if text.strip():
-                yield ContextFile(name, ends.plain(text), base + 0.5 * max(0.0, score) / (1 + abs(score)))
+                yield ContextFile(name, _plain(text), base + 0.5 * max(0.0, score) / (1 + abs(score)))
     clipboard = given.text(CLIPBOARD) or ""
     if clipboard.strip():
-        yield ContextFile(CLIPBOARD, ends.plain(clipboard))
+        yield ContextFile(CLIPBOARD, _plain(clipboard))
 
 
 def _repository(url: str) -> str:
@@ -123,9 +116,9 @@ def is_tabbys(body: Mapping[str, Any]) -> bool:
     return ("segments" in body or "language" in body) and body.get("prompt") is None
 
 
-async def parse_completion(call: Call) -> tuple[Request, LineEnds]:
-    """What ``call`` asks for, and the document's line breaks. The text ends before a blank line, among the ends that
-    follow from its place.
+async def parse_completion(call: Call) -> tuple[Request, bool]:
+    """What ``call`` asks for, and whether the document's lines end in CRLF. The text ends before a blank line, among
+    the ends that follow from its place.
 
     Raises:
         FimNotSupportedError: the model cannot fill in the middle of a text.
@@ -138,25 +131,25 @@ async def parse_completion(call: Call) -> tuple[Request, LineEnds]:
     engine["session"] = engine["session"] or own.get("user", "")
     engine["stopping.max_tokens"] = DEFAULT_MAX_TOKENS
     engine["stopping.rules"] = TextRules(blank_line=True)
-    gap, ends = read_segments(body, own)
+    gap, crlf = read_segments(body, own)
     body.violations.raise_if_any()
     maker, options = call.model.completion.maker, CompletionOptions(fields.request("", ()))
     request = await maker.make(gap, options, current_caller(), f"cmpl-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
-    return request, ends
+    return request, crlf
 
 
 async def complete(call: Call) -> None:
     """Answer ``call``."""
     with call.model.gate.enter():
-        request, ends = await parse_completion(call)
+        request, crlf = await parse_completion(call)
         (sample,), totals = await whole_answer(call, [request])
         if sample.text:  # it is remembered until the client reports its outcome
             owner = current_caller().scoped(request.cache_salt)
             call.model.completion.outcomes.suggested(owner, request.request_id)
         body = {
             "id": request.request_id,
-            "choices": [{"index": 0, "text": ends.own(sample.text)}],
+            "choices": [{"index": 0, "text": with_line_ends(sample.text, crlf=crlf)}],
             "mode": STANDARD,
             **extras(totals),
         }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.completion.documents import Gap
-from server.http.tabby import COMPLETION_FIELDS, LineEnds, is_tabbys, read_segments
+from server.http.tabby import COMPLETION_FIELDS, is_tabbys, read_segments, with_line_ends
 from server.json_body import Body
 from server.request_fields import read_request
 from specdec.errors import ViolationCollector
@@ -79,12 +79,13 @@ def test_empty_snippets_are_omitted() -> None:
 
 @given(before=LINES, behind=LINES, written=LINES)
 def test_line_breaks(before: str, behind: str, written: str) -> None:
-    ends = LineEnds(before, behind)
+    body = Body({"segments": {"prefix": before, "suffix": behind}}, ViolationCollector())
+    gap, crlf = read_segments(body, read_request(body, COMPLETION_FIELDS).own)
+    own = with_line_ends(written, crlf=crlf)
     if "\r\n" not in before and "\r\n" not in behind:
-        assert (ends.plain(before), ends.own(written)) == (before, written)
+        assert (gap.prefix, own) == (before, written)
         return
-    assert "\r\n" not in ends.plain(before)
-    own = ends.own(written)
+    assert "\r\n" not in gap.prefix + gap.suffix
     assert own.count("\n") == own.count("\r\n") == written.count("\n")
     assert own.replace("\r\n", "\n") == written.replace("\r\n", "\n")
 
