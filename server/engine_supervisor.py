@@ -451,13 +451,9 @@ class EngineSupervisor:
 
     def _after_failed_spawn(self, error: OSError) -> float | None:
         _LOG.error("the engine process could not be started: %s", error)
-        delay = self._policy.after_failed_spawn(error)
-        if delay is None:
-            self._give_up(f"the engine process cannot be started: {error}")
-            _LOG.error("%s; it is not tried any more", self._failure)  # a server of other models goes on
-            return None
-        _LOG.warning("the next try is in %.1f s", delay)
-        return delay
+        return self._next_start(
+            self._policy.after_failed_spawn(error), f"the engine process cannot be started: {error}"
+        )
 
     def _after_death(self, pid: int, how: str, delay: float | None) -> float | None:
         refused, message = self._last_words or (False, "")
@@ -470,12 +466,16 @@ class EngineSupervisor:
         if refused and _drafts_of(self.config) != _drafts_of(self._configured):
             _LOG.error("the next start has the configured draft again, not the one that was swapped in")
             self.config = self._configured
+        cause = message or how.splitlines()[0]
+        return self._next_start(delay, f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")
+
+    def _next_start(self, delay: float | None, failure: str) -> float | None:
+        """``delay``, the seconds until the next start; None: there is none, because of ``failure``."""
         if delay is None:
-            cause = message or how.splitlines()[0]
-            self._give_up(f"the engine died {self._policy.quick_deaths} times in a row, last: {cause}")
-            _LOG.error("%s; it is not restarted any more", self._failure)  # a server of other models goes on
-            return None
-        _LOG.warning("the engine is restarted in %.1f s", delay)
+            self._give_up(failure)
+            _LOG.error("%s; it is not started any more", failure)  # a server of other models goes on
+        else:
+            _LOG.warning("the engine is started again in %.1f s", delay)
         return delay
 
     def _give_up(self, why: str) -> None:

@@ -220,7 +220,7 @@ async def test_repeated_crashes_end_in_failure(caplog: pytest.LogCaptureFixture)
     assert refused.value.retry_after_s is None
     assert "2 times" in failure
     assert "exit code 7" in failure
-    assert f"{failure}; it is not restarted any more" in caplog.messages
+    assert f"{failure}; it is not started any more" in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ async def test_the_end_after_processes_that_cannot_be_started_is_logged(caplog: 
     supervisor.listener = Scene(0.0)
     refused = OSError(errno.ENOENT, "no such program")
     assert supervisor._after_failed_spawn(refused) is not None
-    assert "not tried any more" not in caplog.text
+    assert "not started any more" not in caplog.text
     assert supervisor._after_failed_spawn(refused) is None
-    assert "no such program; it is not tried any more" in caplog.text
+    assert "no such program; it is not started any more" in caplog.text
     assert "restart the server" in str(supervisor.unavailable())
