@@ -14,7 +14,7 @@ export function Header() {
   return (
     <header>
       <h1>
-        <Mark /> specdec
+        <img src="/page/icon.svg" alt="" width="22" height="22" /> specdec
       </h1>
       <p class="model">
         {served && (
@@ -105,18 +105,5 @@ function Key() {
         />
       </label>
     </form>
-  );
-}
-
-function Mark() {
-  return (
-    <svg viewBox="0 0 28 18" width="28" height="18" aria-hidden="true" class="mark">
-      <path d="M3 9h8M11 9l7-6M11 9l7 6" class="branch" />
-      <path d="M3 9h21" class="path" />
-      <circle cx="3" cy="9" r="2.4" class="path" />
-      <circle cx="18" cy="3" r="2" class="branch" />
-      <circle cx="18" cy="15" r="2" class="branch" />
-      <circle cx="24" cy="9" r="2.8" class="path" />
-    </svg>
   );
 }
