@@ -179,16 +179,21 @@ async def _all_complete(deployments: Sequence[Deployment], stop: _Stop, report: 
     reported: dict[str, str] = {}
     for deployment in deployments:
         while not await asyncio.to_thread(ray_serve.is_complete, deployment.app):
-            failing = await asyncio.to_thread(ray_serve.failures)
-            for app, why in failing.items():
-                if reported.get(app) != why:
-                    report(f"{app}: {why}")
-            reported = failing
+            reported = await asyncio.to_thread(_report_failures, reported, report)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.asked.wait(), _POLL_S)
             if stop.asked.is_set():
                 return False
     return True
+
+
+def _report_failures(reported: dict[str, str], report: Report) -> dict[str, str]:
+    """Reports those of Serve's messages that differ from ``reported``; returns all."""
+    failing = ray_serve.failures()
+    for app, why in failing.items():
+        if reported.get(app) != why:
+            report(f"{app}: {why}")
+    return failing
 
 
 async def _drain_s(reconciler: Any, config: ClusterConfig) -> float:
@@ -361,15 +366,15 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
     return rollouts
 
 
-def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) -> None:
-    """Waits until all replicas of ``rollouts`` run with the present version.
+def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float, report: Report) -> None:
+    """Waits until all replicas of ``rollouts`` run with the present version. Reports what keeps Ray from starting them.
 
     Raises:
         ModelError: new replicas cannot be started, so their release is as before; they do not start in time; or
             another command replaced them.
     """
     late_s = time.monotonic() + limit_s
-    failed = []
+    failed, reported = [], dict[str, str]()
     for rollout in rollouts:
         app = rollout.deployment.app
         try:
@@ -377,6 +382,7 @@ def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float) 
                 if time.monotonic() > late_s:
                     failed.append(f"{app}: not complete after {limit_s:g} s; see `specdec cluster status`")
                     break
+                reported = _report_failures(reported, report)
                 time.sleep(_POLL_S)
             if replaced:
                 failed.append(f"{app}: another command changed it meanwhile; see `specdec cluster status`")

@@ -396,7 +396,15 @@ def failures() -> dict[str, str]:
 
 
 def _cause(message: str) -> str:
-    """The message of the server or replica, without Ray's stack trace before it."""
+    """The message of the server or replica, without Ray's stack trace before it. Ray's own about slow starts name its
+    methods and commands, so they are said in the fleet's words."""
+    if slow := re.search(r" has (\d+) replicas\s+that have taken more than .* to be scheduled.*: (\{.*?\}),", message):
+        return (
+            f"no machine has room for replicas, {slow[1]} of them, that reserve {slow[2]} each: scale others down, or "
+            "reserve less under `replicas` in cluster.yaml"
+        )
+    if slow := re.search(r" has (\d+) replicas\s+that have taken more than .* to initialize", message):
+        return f"replicas are still loading, {slow[1]} of them"
     return re.split(r"^(?:specdec\.errors|cluster\.\w+)\.\w+: ", message, flags=re.MULTILINE)[-1].strip()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import importlib
 import importlib.util
 import json
@@ -126,9 +127,9 @@ def rollout_command(
         raise click.UsageError("--rollback takes no RELEASE: it restores the weights of all releases of MODEL")
     config, operate = _fleet(file, address)
     with operate.attached(config, address) as reconciler:
-        rollouts = []
+        rollouts, report = [], functools.partial(click.echo, err=True)
         if model is None:
-            rollouts = operate.apply(reconciler, config, lambda line: click.echo(line, err=True))
+            rollouts = operate.apply(reconciler, config, report)
         elif restart:
             rollouts = [operate.restart(reconciler, model, release)]
         elif rollback:
@@ -139,7 +140,7 @@ def rollout_command(
             operate.change(reconciler, with_share, model, release, weight)
         if wait:
             drains_s = config.drain_s * sum(model.replicas.max for model in config.models)
-            operate.wait_complete(reconciler, rollouts, _COMPLETE_S + drains_s)
+            operate.wait_complete(reconciler, rollouts, _COMPLETE_S + drains_s, report)
         click.echo("\n".join(status_lines(operate.status(reconciler))))
 
 

@@ -341,11 +341,11 @@ def test_a_rollout_whose_replicas_cannot_be_started_is_undone(fleet: Fleet) -> N
     for rollout in rollouts:
         fail(fleet, rollout.deployment.app)
     with pytest.raises(ModelError, match=r"(?s)coder\.blue: no model for.*coder\.green: no model for"):
-        fleet.operate.wait_complete(reconciler, rollouts, 60)
+        fleet.operate.wait_complete(reconciler, rollouts, 60, fleet.say)
     assert deployments(reconciler) == former
     assert [*fleet.ray.apps] == ["coder.blue"]
     assert [*fleet.operate.status(reconciler)["models"]["coder"]] == ["blue"]
-    fleet.operate.wait_complete(reconciler, [fleet.operate.restart(reconciler, "coder", None)], 60)
+    fleet.operate.wait_complete(reconciler, [fleet.operate.restart(reconciler, "coder", None)], 60, fleet.say)
     assert [each.deployment.app for each in fleet.operate.apply(reconciler, changed, fleet.say)] == [
         "coder.blue", "coder.green"
     ]  # fmt: skip
@@ -366,7 +366,7 @@ def test_a_rollout_that_cannot_be_undone_hides_no_other(fleet: Fleet, monkeypatc
 
     monkeypatch.setattr(fleet.operate, "_undo", undo)
     with pytest.raises(ModelError, match=r"(?s)blue: no model for.*blue: the rollout is not undone: it has.*green: no"):
-        fleet.operate.wait_complete(reconciler, rollouts, 60)
+        fleet.operate.wait_complete(reconciler, rollouts, 60, fleet.say)
     assert undone == ["coder.blue", "coder.green"]
 
 
@@ -391,7 +391,7 @@ def test_a_rollout_that_was_interrupted_is_completed_by_the_next(fleet: Fleet) -
     former = fleet.ray.apps["coder.blue"]
     (rollout,) = fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
     assert fleet.ray.apps["coder.blue"] is not former
-    fleet.operate.wait_complete(reconciler, [rollout], 60)
+    fleet.operate.wait_complete(reconciler, [rollout], 60, fleet.say)
 
 
 def test_a_rollout_waits_for_unchanged_releases_too(fleet: Fleet) -> None:
@@ -401,7 +401,33 @@ def test_a_rollout_waits_for_unchanged_releases_too(fleet: Fleet) -> None:
     rollouts = fleet.operate.apply(reconciler, fleet.config, fleet.say)
     assert fleet.said == []
     with pytest.raises(ModelError, match=r"coder\.blue: not complete after 0 s"):
-        fleet.operate.wait_complete(reconciler, rollouts, 0)
+        fleet.operate.wait_complete(reconciler, rollouts, 0, fleet.say)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "Deployment 'server' in application 'coder.blue' has 2 replicas that have taken more than 30s to be "
+            "scheduled. This may be due to waiting for the cluster to auto-scale or for a runtime environment to be "
+            'installed. Resources required for each replica: {"CPU": 8.0}, total resources available: {}. Use `ray '
+            "status` for more details.",
+            'room for replicas, 2 of them, that reserve {"CPU": 8.0} each',
+        ),
+        (
+            "Deployment 'server' in application 'coder.blue' has 1 replicas that have taken more than 30s to "
+            "initialize.\nThis may be caused by a slow __init__ or reconfigure method.",
+            "coder.blue: UPDATING: replicas are still loading, 1 of them",
+        ),
+    ],
+)
+def test_a_rollout_reports_what_it_waits_for(fleet: Fleet, message: str, said: str) -> None:
+    reconciler = started(fleet)
+    rollouts = fleet.operate.apply(reconciler, fleet.configured(drain_s=90), fleet.say)
+    fleet.ray.apps["coder.blue"] = fleet.ray.app("UPDATING", message=message)
+    fleet.on_say["coder.blue: "] = lambda: fleet.ray.apps.update({"coder.blue": fleet.ray.app("RUNNING")})
+    fleet.operate.wait_complete(reconciler, rollouts, 60, fleet.say)
+    assert said in fleet.said[-1]
 
 
 @pytest.mark.parametrize("state", ["DEPLOY_FAILED", "RUNNING"])
@@ -411,7 +437,7 @@ def test_a_rollout_that_another_command_replaced_is_reported_and_changes_nothing
     fleet.operate.apply(reconciler, fleet.configured(drain_s=30), fleet.say)
     fleet.ray.apps["coder.blue"] = fleet.ray.app(state, "REPLICA_STARTUP_FAILED", "no such file")
     with pytest.raises(ModelError, match=r"coder\.blue: another command changed it meanwhile"):
-        fleet.operate.wait_complete(reconciler, mine, 60)
+        fleet.operate.wait_complete(reconciler, mine, 60, fleet.say)
     assert deployments(reconciler)["coder.blue"].drain_s == 30
 
 
