@@ -74,6 +74,7 @@ class ReplicaProcess:
         try:
             replace_files({config: content})
             log = self._log.open("ab")
+            self._log_begin = log.tell()  # former servers of this id wrote what is before
         except OSError as error:
             raise ModelError(f"folder: {own} cannot be written ({error.strerror})") from None
         with log:
@@ -135,8 +136,9 @@ class ReplicaProcess:
         bound_log(self._log)
 
     def exit_reason(self) -> str:
-        """The exit status, and the end of the log."""
-        return f"the server exited with status {self._process.poll()}; {self._log}: {log_tail(self._log)}"
+        """The exit status, and the end of what this server wrote to the log."""
+        tail = log_tail(self._log, self._log_begin)
+        return f"the server exited with status {self._process.poll()}; {self._log}: {tail}"
 
     def begin_stop(self) -> None:
         """Sends SIGTERM: the server accepts no more calls, and exits when the running ones end or its drain time is

@@ -152,11 +152,13 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
             os.truncate(path, 0)
 
 
-def log_tail(path: Path) -> str:
-    """The end of a log, for an error to quote. It may have been deleted to free the disk."""
+def log_tail(path: Path, begin: int = 0) -> str:
+    """The end of a log, for an error to quote: of what was written after its first ``begin`` bytes, unless the log was
+    truncated since. It may have been deleted to free the disk."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0 if begin > end else begin, end - _TAIL_BYTES))
             return log.read().decode("utf-8", "replace").strip() or "its log is empty"
     except OSError as error:
         return f"its log cannot be read ({error.strerror})"

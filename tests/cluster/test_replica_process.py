@@ -162,6 +162,15 @@ async def test_bug_modules_in_the_working_folder_are_not_run(tmp_path: Path, mon
     assert "nowhere: no such file, folder or catalogue model" in process.exit_reason()
 
 
+async def test_the_reason_of_an_exit_quotes_no_former_server_of_the_same_id(tmp_path: Path) -> None:
+    for target in ("former", "nowhere"):
+        process = replica(tmp_path / "state", {"engine": {"target": target}}, sys.executable)
+        while process.alive:
+            await asyncio.sleep(0.05)
+    assert "nowhere: no such file, folder or catalogue model" in process.exit_reason()
+    assert "former" not in process.exit_reason()
+
+
 def deployed(kv_events: dict[str, Any], host: str = "127.0.0.1") -> None:
     settings = {"server": {"kv_events": kv_events}}
     config = ClusterConfig.model_validate({"models": [{"name": "coder", "settings": settings}]})

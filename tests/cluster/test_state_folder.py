@@ -85,6 +85,9 @@ def test_an_error_quotes_the_end_of_a_log(tmp_path: Path) -> None:
     log.write_bytes(b"first " * 1000 + b"\xff last\n")
     assert len(log_tail(log)) <= 2000
     assert log_tail(log).endswith("first \ufffd last")
+    log.write_bytes(b"former\nmine")
+    assert log_tail(log, len(b"former\n")) == "mine"
+    assert log_tail(log, 100) == "former\nmine"  # it was truncated after its 100 bytes were counted
     log.write_bytes(b"")
     assert log_tail(log) == "its log is empty"
     log.unlink()  # or the supervisor of a server that died could not report it, and nothing would replace it
