@@ -142,7 +142,7 @@ class Load(StrictModel):
 
 
 class MetricTarget(StrictModel):
-    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping. Without a quantile: the mean."""
+    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping with one. Without a quantile: the mean."""
 
     metric: str
     quantile: float | None = Field(None, gt=0, lt=1)
@@ -151,16 +151,17 @@ class MetricTarget(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        name, at, quantile = value.partition("@p")
+        found = {"metric": value} if isinstance(value, str) else value
+        if not isinstance(found, dict) or not isinstance(found.get("metric"), str) or "quantile" in found:
+            return found
+        name, at, quantile = found["metric"].partition("@p")
         if not at:
-            return {"metric": name.removesuffix(":mean")}
+            return found | {"metric": name.removesuffix(":mean")}
         try:
             # Rounded: p99.9 must be 0.999, not 0.9990000000000001.
-            return {"metric": name, "quantile": round(float(quantile) / 100, 9)}
+            return found | {"metric": name, "quantile": round(float(quantile) / 100, 9)}
         except ValueError:
-            raise ValueError(f"{value!r}: write METRIC@pNN, as in ttft_ms@p95, or METRIC:mean") from None
+            raise ValueError(f"{found['metric']!r}: write METRIC@pNN, as in ttft_ms@p95, or METRIC:mean") from None
 
     @model_validator(mode="after")
     def _is_known(self) -> MetricTarget:

@@ -106,6 +106,9 @@ def test_weights_of_pairs_missing_files_and_other_texts_are_rejected(tmp_path: P
 def test_targets_round_trip() -> None:
     for text in ("ttft_ms@p99.9", "e2e_ms@p50", "tokens:mean"):
         assert MetricTarget.model_validate(text).label == text
+        assert MetricTarget.model_validate({"metric": text, "min_effect": "5%"}).label == text
+    with pytest.raises(ValueError, match=r"no metric 'ttft_ms@p9'"):
+        MetricTarget.model_validate({"metric": "ttft_ms@p9", "quantile": 0.5})
 
 
 def test_manifests_round_trip_and_others_are_rejected(tmp_path: Path) -> None:
