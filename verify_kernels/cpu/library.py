@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -89,12 +90,12 @@ def build_library(cache_dir: Path) -> Path:
     folder = cache_dir / "kernels"
     target = folder / f"specdec-{_fingerprint(compiler)}.so"
     try:
-        if target.exists():
+        if _is_whole(target):
             return target
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "build.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two processes starting at once: the second finds the first one's build
-            if not target.exists():
+            if not _is_whole(target):
                 _compile(compiler, folder, target)
     except OSError as error:
         raise KernelError(
@@ -102,6 +103,15 @@ def build_library(cache_dir: Path) -> Path:
             "folder that this user may write, or engine.kernels to `reference`"
         ) from None
     return target
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there to its end, the section headers. Loading one that was cut off, as by a copy of the
+    cache folder to a full disk, would end this process by a signal."""
+    with contextlib.suppress(FileNotFoundError, struct.error), library.open("rb") as file:
+        begin, size, count = struct.unpack("<40xQ10x2H2x", file.read(64))  # of an ELF64 header
+        return bool(begin + size * count <= library.stat().st_size)
+    return False
 
 
 def _compile(compiler: str, folder: Path, target: Path) -> None:
