@@ -39,7 +39,10 @@ Report = Callable[[str], None]
 logging.getLogger("ray.serve").setLevel(logging.WARNING)
 _POLL_S = 0.25
 _OBJECT_STORE = 80 << 20  # bytes; Ray's minimum, since the fleet does not use it
-_HOOK = {"worker_process_setup_hook": "specdec.put_own_modules_first"}
+# Servers are started by fork and exec. Between the two, gRPC's handlers of fork may abort the child.
+_WORKERS = {
+    "worker_process_setup_hook": "specdec.put_own_modules_first", "env_vars": {"GRPC_ENABLE_FORK_SUPPORT": "0"},
+}  # fmt: skip
 _SETTINGS = {
     "namespace": NAMESPACE, "log_to_driver": False, "configure_logging": False, "logging_level": "ERROR",
 }  # fmt: skip
@@ -80,7 +83,7 @@ def _ray_at(address: str) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _joined(refusal: str, **options: Any) -> Iterator[None]:
     try:
-        ray.init(runtime_env=_HOOK, **_SETTINGS, **options)
+        ray.init(runtime_env=_WORKERS, **_SETTINGS, **options)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise FleetUnreachableError(f"{refusal}: {error}") from None

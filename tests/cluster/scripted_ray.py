@@ -68,13 +68,14 @@ class Handle:
 
 class ScriptedRay:
     """``apps``: Serve's applications by name. ``starts``: status of a new one. ``ends``: whether deleted ones disappear
-    immediately. ``deleted``: in order. ``running``: whether Ray runs; calls without it raise, since real ones would
-    start Ray."""
+    immediately. ``deleted``: in order. ``options``: of the last `init`. ``running``: whether Ray runs; calls without it
+    raise, since real ones would start Ray."""
 
     def __init__(self) -> None:
         self.apps: dict[str, SimpleNamespace] = {}
         self.starts, self.ends, self.running, self.reconstructed = "RUNNING", True, False, False
         self.deleted, self.actors = list[str](), dict[str, Handle]()
+        self.options = dict[str, Any]()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Makes it importable as ``ray``."""
@@ -119,8 +120,8 @@ class ScriptedRay:
             "ray.util.scheduling_strategies": {"NodeAffinitySchedulingStrategy": lambda *_, **__: None},
         }  # fmt: skip
 
-    def _init(self, **_: Any) -> None:
-        self.running = True
+    def _init(self, **options: Any) -> None:
+        self.running, self.options = True, options
 
     def _shutdown(self) -> None:
         self.running = False

@@ -160,6 +160,17 @@ async def test_a_failed_start_ends_what_was_started(fleet: Fleet, monkeypatch: p
     assert fleet.ray.deleted == ["coder.blue", "coder.green"]
 
 
+async def test_bug_grpc_aborted_servers_of_a_ray_of_several_machines_between_fork_and_exec(fleet: Fleet) -> None:
+    """Two in a hundred starts ended by SIGALRM, where Ray's workers did not get the variable from `serve` itself."""
+    fleet.on_say["ready: coder"] = interrupt
+    await fleet.serve("ray:6379")
+    workers = fleet.ray.options["runtime_env"]
+    assert workers["env_vars"] == {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+    _, service, *_ = yaml.safe_load_all((Path(__file__).parents[2] / "deploy/k8s/rayservice.yaml").read_text())
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    assert application["runtime_env"] == workers
+
+
 async def test_the_cause_that_keeps_replicas_from_starting_is_reported_once(fleet: Fleet) -> None:
     fleet.ray.starts = "DEPLOYING"
     message = "resources required for each replica: 64 CPUs"
