@@ -219,7 +219,6 @@ class ClusterConfig(Section):
             raise ValueError("must name at least one model")
         names: set[str] = set()
         apps: dict[str, str] = {}
-        ports: dict[int, str] = {}
         for model in models:
             if model.name in names:
                 raise ValueError(f"two models are named {model.name!r}")
@@ -227,18 +226,15 @@ class ClusterConfig(Section):
             for app in (f"{model.name}.{release}" for release in model.releases):
                 if (owner := apps.setdefault(app, model.name)) != model.name:
                     raise ValueError(f"{app} is a release of {owner} and of {model.name}; rename one of them")
-            for face, port in model.ports.items():
-                place = f"{model.name}.{face}_port"
-                if (owner := ports.setdefault(port, place)) != place:
-                    raise ValueError(f"{place} is {port}, the same as {owner}; each model needs its own ports")
         return models
 
     @model_validator(mode="after")
-    def _admin_port_differs(self) -> ClusterConfig:
-        for model in self.models:
-            for face, port in model.ports.items():
-                if port == self.listen.admin_port:
-                    raise ValueError(f"listen.admin_port is {port}, the same as {model.name}.{face}_port")
+    def _ports_differ(self) -> ClusterConfig:
+        ports: dict[int, str] = {}
+        used = [(f"{model.name}.{face}_port", port) for model in self.models for face, port in model.ports.items()]
+        for place, port in (*used, ("listen.admin_port", self.listen.admin_port)):
+            if (owner := ports.setdefault(port, place)) != place:
+                raise ValueError(f"{place} is {port}, the same as {owner}; each needs its own")
         return self
 
     def model(self, name: str) -> ModelConfig:

@@ -8,8 +8,7 @@ import math
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -150,15 +149,13 @@ class Fleet:
 
     def run(self, requests: Sequence[PlannedRequest]) -> FleetRun:
         """Runs ``requests``, sorted by arrival, to their end."""
-        run = self._run
-        with _without_collector():
-            for number, planned in enumerate(requests):
-                at_s = planned.at_s + self._lead_s
-                if not self._until(at_s):
-                    return run
-                self._send(number, planned, at_s)
-            self._until(float("inf"))
-        return run
+        for number, planned in enumerate(requests):
+            at_s = planned.at_s + self._lead_s
+            if not self._until(at_s):
+                return self._run
+            self._send(number, planned, at_s)
+        self._until(float("inf"))
+        return self._run
 
     def _send(self, number: int, planned: PlannedRequest, now: float) -> None:
         at = self._router.choose(planned.session, self._active)
@@ -227,18 +224,10 @@ class Fleet:
             self._run.whole = False
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A run creates millions of small objects and no cycles; garbage collection would take a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def simulate(plan: FleetPlan, requests: Sequence[PlannedRequest], hopeless: Late | None = None) -> FleetRun:
     """Simulates ``requests``, sorted by arrival, on the fleet of ``plan``."""
-    return Fleet(plan, hopeless).run(requests)
+    gc.disable()  # a run creates millions of small objects and no cycles; collection would take a third of the time
+    try:
+        return Fleet(plan, hopeless).run(requests)
+    finally:
+        gc.enable()

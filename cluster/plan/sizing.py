@@ -54,20 +54,6 @@ def counted_replicas(number: int) -> str:
     return "1 replica" if number == 1 else f"{number} replicas"
 
 
-class _Tally:
-    """Counts the requests that meet and miss a goal."""
-
-    def __init__(self, goal: Goal, requests: int) -> None:
-        self._goal, self._may_miss = goal, requests - goal.share * requests
-        self.kept = self.ended = 0
-
-    def __call__(self, record: Record) -> bool:
-        """Whether the goal cannot be met any more."""
-        self.ended += 1
-        self.kept += self._goal.kept_by(record)
-        return self.ended - self.kept > self._may_miss + 1e-9
-
-
 def least_replicas(
     plan: FleetPlan,
     requests: Sequence[PlannedRequest],
@@ -81,11 +67,20 @@ def least_replicas(
     Doubles, then bisects: assumes that more replicas never do worse. Runs stop as soon as the goal is missed.
     """
 
+    may_miss = len(requests) * (1 - goal.share) + 1e-9
+
     def enough(replicas: int) -> FleetRun | None:
-        tally = _Tally(goal, len(requests))
-        run = simulate(replace(plan, replicas=replicas), requests, tally)
+        kept = ended = 0
+
+        def is_missed(record: Record) -> bool:
+            nonlocal kept, ended
+            ended += 1
+            kept += goal.kept_by(record)
+            return ended - kept > may_miss
+
+        run = simulate(replace(plan, replicas=replicas), requests, is_missed)
         if tried is not None:
-            tried(Trial(replicas, run.whole, tally.kept, tally.ended))
+            tried(Trial(replicas, run.whole, kept, ended))
         return run if run.whole else None
 
     most = max(1, min(most, len(requests)))  # more than one per request cannot help
@@ -142,7 +137,7 @@ class PlanReport:
         table, goal = Table("figure", "value"), figures["goal"]
         table.add_row("replicas", str(figures["replicas"]))
         if goal is not None:
-            kept = f"{goal['kept_by']:.2%} of {goal['share']:.2%} of requests sent"
+            kept = f"{goal['kept_by']:.2%} of requests sent, {goal['share']:.2%} wanted"
             table.add_row("within " + ", ".join(f"{limit} ms" for limit in goal["objectives"]), kept)
         requests = figures["requests"]
         table.add_row("requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count))

@@ -144,7 +144,7 @@ def test_an_invalid_profile_is_named(tmp_path: Path, change: dict[str, Any], wor
 
 
 def test_invalid_profile_files_are_named(tmp_path: Path) -> None:
-    for content, word in ((b"\xff", "not JSON"), (b"[" * 100_000, "not JSON"), (b"7", "profile")):
+    for content, word in ((b"\xff", "Invalid JSON"), (b"[" * 100_000, "Invalid JSON"), (b"7", "profile")):
         (tmp_path / "p").write_bytes(content)
         with pytest.raises(ConfigError, match=word):
             read_profile(tmp_path / "p")
