@@ -77,7 +77,7 @@ def attached(config: ClusterConfig, address: str | None = None) -> Iterator[Any]
 
 
 def _ray_at(address: str) -> contextlib.AbstractContextManager[None]:
-    return _joined(f"no Ray answers at {address}", address=address)
+    return _joined(f"no Ray answers at {address} (one with a token needs RAY_AUTH_MODE=token here)", address=address)
 
 
 @contextlib.contextmanager
