@@ -131,5 +131,5 @@ EMBEDDINGS = (
     Endpoint("POST", "/v1/embeddings", embed, OPENAI_ERRORS, "Embeddings of texts", EMBEDDING_FIELDS, ("input",),
              task=Task.EMBED),
     *(Endpoint("POST", path, rerank, OPENAI_ERRORS, "Documents by relevance to a query", RERANK_FIELDS,
-               ("query", "documents"), task=Task.RERANK) for path in ("/v1/rerank", "/rerank")),
+               ("query", "documents"), task=Task.RERANK) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
 )  # fmt: skip

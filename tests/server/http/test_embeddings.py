@@ -124,7 +124,7 @@ def test_models_refuse_the_calls_of_others(server: Server) -> None:
     assert server.client.post("/api/show", json={"model": "rank"}).json()["capabilities"] == []
 
 
-@pytest.mark.parametrize("path", [RERANK, "/rerank"])
+@pytest.mark.parametrize("path", [RERANK, "/v2/rerank", "/rerank"])
 def test_documents_by_falling_score(server: Server, path: str) -> None:
     documents = ["xx", {"text": ""}, "x", "y"]
     scores = [1 / (1 + math.exp(count - 1)) for count in (0, 0, 1, 2)]
