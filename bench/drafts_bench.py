@@ -17,7 +17,7 @@ from bench.machine import engine_facts
 from bench.serve.schedule import recorded
 from bench.workloads.prompts import tokenised
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
-from draft.head_checkpoint import parse_head_config
+from draft.head_checkpoint import is_head, parse_head_config
 from specdec.config import EngineConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.core.types import POSITIONS, DrafterStats, SamplingParams
@@ -95,9 +95,9 @@ def _named(kind: str, ref: str) -> Iterator[None]:
 def _load(base: EngineParts, kind: str, ref: str) -> Candidate:
     assert base.load_draft is not None  # `build_parts` gives it
     with _named(kind, ref):
-        _, drafter = base.load_draft(ref, base.config.draft_dtype)
-        if (drafter.name == "head") != (kind == "head"):
+        if is_head(ref) != (kind == "head"):
             raise BenchError("a feature head; give it by --head" if kind == "draft" else "no feature head; use --draft")
+        _, drafter = base.load_draft(ref, base.config.draft_dtype)
     costs = profile_costs(base.decoder, [drafter], base.config.speculation.profile_s)
     parts = dataclasses.replace(base, drafters=[*base.drafters, drafter], costs=costs if base.costs else None)
     level_ms = CostTable.from_dict(costs.drafting[drafter.name]).ms(max(1, drafter.tree_rows), 0)
@@ -141,7 +141,8 @@ class DraftsReport:
         off = self.runs.ms_per_token_beside_off(OFF.name)
         for arm in (OFF.name, NO_CANDIDATE.name, *(candidate.name for candidate in self.candidates)):
             ms = self.runs.ms_per_token_beside_off(arm)
-            faster = sum(b.decode_s < a.decode_s for a, b in self.runs.pairs(OFF.name, arm))
+            pairs = self.runs.pairs(OFF.name, arm)
+            faster = sum(b.first_s + b.decode_s < a.first_s + a.decode_s for a, b in pairs)
             found[arm] = {
                 "ms_per_token": rounded(ms),
                 "ratio": rounded(off / ms) if off and ms else None,

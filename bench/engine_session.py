@@ -233,7 +233,7 @@ def report_tables(report: EngineReport) -> Iterator[Table]:
         yield _workload_table(alone, "ms per token")
     if together:
         yield _workload_table(together, "tokens/s")
-    if summaries:
+    if any(s.drafters for s in summaries):
         yield _drafter_table(summaries)
     if report.fixed:
         yield _fixed_table(report.runs, report.fixed)

@@ -6,6 +6,7 @@ import functools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from click.testing import CliRunner
 from bench import drafts_bench, engine_bench
 from bench.drafts_bench import Candidate, DraftsReport, compare, file_prompts, load_candidates
 from bench.engine_bench import BenchError, EngineRunner, WorkloadRuns
+from bench.engine_runs import GroupRun, RequestRun
 from specdec.cli.main import cli
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.engine import EngineParts
+from specdec.load.figures import rounded
 from specdec.models.load import load_model
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.tiny_drafts import CACHE, folders
@@ -120,6 +123,19 @@ def test_off_is_not_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found["keep"], found["reason"]) == ("none", "off takes 12.33 ms per token; no candidate 13.00")
 
 
+def test_a_first_token_that_comes_later_counts_against_a_candidate() -> None:
+    """Its prompts are those on which the whole answer came sooner, as its time per token counts."""
+    runs = WorkloadRuns("drafts", False)
+    for first_s, decode_s in ((9.0, 5.0), (2.0, 5.0)):
+        off, late = RequestRun("a", [1] * 9, 1.0, 8.0), RequestRun("a", [1] * 9, first_s, decode_s)
+        runs.rounds.append({arm: GroupRun((run,), 0.0, 0) for arm, run in
+                            (("off", off), ("no candidate", off), ("head x", late), ("head x 8x1", late))})  # fmt: skip
+    drafter: Any = SimpleNamespace(drafters=[SimpleNamespace(name="head")])
+    row = DraftsReport({}, [Candidate("head x", drafter, 1.0)], runs).figures()["head x"]
+    assert row["faster_on"] == 1
+    assert row["ratio"] == rounded(16.0 / 19.0)
+
+
 def test_the_target_is_loaded_once_and_heads_share_its_states(loaded: tuple[EngineParts, list[Candidate]]) -> None:
     base, candidates = loaded
     assert {id(candidate.parts.decoder) for candidate in candidates} == {id(base.decoder)}
@@ -142,7 +158,7 @@ def test_bad_candidates_are_refused_by_the_name_of_their_option(tmp_path: Path) 
     assert "--head ./nowhere: " in refused("--head", "./nowhere")
     assert "--draft ./nowhere: " in refused("--draft", "./nowhere")
     fit = head(tmp_path / "fit", [0, 1, 1])
-    assert "engine keeps none" in refused("--draft", fit)
+    assert f"--draft {fit}: a feature head; give it by --head" in refused("--draft", fit)
     model = str(folders()["target"])
     with pytest.raises(BenchError, match=f"--head {model}: "):
         load_candidates(config(), [model], [])

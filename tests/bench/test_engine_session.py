@@ -14,8 +14,8 @@ from rich.console import Console
 
 from bench import engine_session
 from bench import engine_session as engine_off_cost
-from bench.engine_bench import BenchError
-from bench.engine_runs import FIXED_GRID
+from bench.engine_bench import BenchError, WorkloadRuns
+from bench.engine_runs import FIXED_GRID, GroupRun, RequestRun
 from bench.engine_session import EngineBenchPlan, EngineReport, OffCost, OffCostBench, report_tables, run_session
 from bench.machine import commit, cpu_model, engine_facts
 from bench.workloads import CONCURRENT_NAMES
@@ -23,7 +23,7 @@ from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableE
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
 from specdec.control.trace import replay_file
-from specdec.core.types import StoppingParams
+from specdec.core.types import DrafterStats, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.tokenizer import Tokenizer
 from tests.engine.tiny_engine import tiny_parts
@@ -97,6 +97,15 @@ def test_everything_at_once() -> None:
     text = shown(report)
     for word in ("chat", "concurrent/chat", "best fixed", "step_ratio_of_medians"):
         assert word in text
+
+
+def test_no_table_of_drafters_where_none_drafted() -> None:
+    request = RequestRun("a", [1] * 9, 1.0, 8.0)
+    group = GroupRun((request,), 0.0, 0)
+    report = EngineReport({}, [WorkloadRuns("chat", False, [{"off": group, "auto": group}])])
+    assert "by drafter" not in shown(report)
+    request.stats.by_drafter["suffix"] = DrafterStats(2, 1)
+    assert "50% of 2" in shown(report)
 
 
 def test_fixed_settings_draft_and_off_does_not() -> None:
