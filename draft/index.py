@@ -80,7 +80,7 @@ class IndexShelf:
         if index.header.fingerprint != self._fingerprint:
             raise ConfigError(
                 f"engine.indexes.{name}: index {path} has the vocabulary of another model; build it for this one: "
-                "specdec index --out FILE --target MODEL"
+                "specdec index PATH... --out FILE --target MODEL"
             )
         return index
 
