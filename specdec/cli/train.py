@@ -53,7 +53,7 @@ def train_head_command(kind: str, out: Path, data: Path | None, draft: str | Non
     from specdec.training.session import TrainingPlan, train_drafter
 
     if (kind == "model") != (draft is not None):
-        raise click.UsageError("--draft: --kind model needs the small model to train, and a head takes none")
+        raise click.UsageError("--draft: --kind model needs the small model to train, and the other kinds take none")
     plan = TrainingPlan(out=out, data=data or out / "texts", draft=draft, index=kind == "index", **values)
     with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:
         train_drafter(plan, line.note, line.show, progress)

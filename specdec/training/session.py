@@ -254,9 +254,11 @@ def train(
 def _summary(folder: Path, done: float, result: TrainingResult) -> str:
     """The run's last line. done: the share of the training."""
     first, last = (" ".join(f"{share:.2f}" for share in shares) for shares in (result.first, result.acceptance))
-    shares = f"{last} (before {first})" if result.acceptance else "no held-out text"
+    measured = (
+        f"accepted by position {last} (before {first})" if last else "acceptance not measured, no text is held out"
+    )
     rest = "" if done == 1 else f", {done:.0%} of the training; run again to go on"
-    return f"{folder}: accepted by position {shares}{rest}"
+    return f"{folder}: {measured}{rest}"
 
 
 def _head_card(plan: TrainingPlan, config: dict[str, Any], result: TrainingResult) -> str:

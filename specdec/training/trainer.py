@@ -248,6 +248,7 @@ class Trainer:
                 os.fsync(file.fileno())
             fresh.replace(self._path)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
+            fresh.unlink(missing_ok=True)
             raise TrainingError(f"--out: {fresh} cannot be written ({error}); free some space, and run again") from None
 
     def _load(self) -> None:
@@ -257,9 +258,10 @@ class Trainer:
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise TrainingError(f"--out: {self._path} is damaged ({reason}); delete it to begin again") from None
-        for name, value in self._key.items():
-            if found.get(name) != value:
-                what = "other texts" if name == "data" else f"{name} {found.get(name)} instead of {value}"
+        for name in sorted({*self._key, *found}):  # what is trained comes before the recipe, which depends on it
+            then, now = found.get(name, "none"), self._key.get(name, "none")
+            if then != now:
+                what = "other texts" if name == "data" else f"{name} {then} instead of {now}"
                 raise TrainingError(
                     f"--out: {self._path} is of a training with {what}; give another folder, or delete it"
                 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +38,9 @@ def make_head(target_ids: np.ndarray, features: torch.Tensor | None = None, targ
     return new_head(target, tables, target_ids, features, POSITIONS)
 
 
-def make_trainer(folder: Path, passes: int = 3, count: int = 30, **recipe: float) -> Trainer:
+def make_trainer(
+    folder: Path, passes: int = 3, count: int = 30, key: Mapping[str, str | int] = {"data": "data"}, **recipe: float
+) -> Trainer:
     texts, decoder = permuting_texts(count), PlainDecoder(HIDDEN)
     folder.mkdir(exist_ok=True)
     states = StateFile(folder, texts, 3 * HIDDEN, VOCAB_SIZE)
@@ -45,7 +49,6 @@ def make_trainer(folder: Path, passes: int = 3, count: int = 30, **recipe: float
     make = BatchMaker(states, ids, VOCAB_SIZE, torch.device("cpu"))
     plan = replace(TrainingRecipe(passes, batch_tokens=200), **recipe)  # type: ignore[arg-type]
     numbers = list(range(4, count))
-    key = {"data": "data"}
     return Trainer(make_head(ids), make, texts, numbers, range(4), plan, key, folder / "checkpoint.pt")
 
 
@@ -171,10 +174,27 @@ def test_checkpoints_of_other_trainings_and_damaged_ones_are_refused(tmp_path: P
     make_trainer(tmp_path, passes=1).run(lambda line: None)
     with pytest.raises(TrainingError, match="a training with passes 1 instead of 2; give another folder"):
         make_trainer(tmp_path, passes=2)
+    with pytest.raises(TrainingError, match="a training with draft none instead of small; give another folder"):
+        make_trainer(tmp_path, passes=1, rate=0.5, key={"data": "data", "draft": "small"})  # of another kind
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(TrainingError, match=r"checkpoint.pt is damaged \(.*delete it to begin again"):
         make_trainer(tmp_path, passes=1)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_disk_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("specdec.training.trainer.os.fsync", full)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(TrainingError, match="No space left on device.*free some space, and run again"):
+        trainer.save()
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_states_cut_anywhere_are_completed(tmp_path: Path) -> None:
