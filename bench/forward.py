@@ -187,8 +187,11 @@ class StepBench:
 CHUNK = 64
 
 
-def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | None = None, given: int = 1) -> float:
-    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of ``text`` (None: real code).
+def perplexity(
+    parts: EngineParts, tokens: int, window: int = 512, text: str | None = None, given: int = 1
+) -> tuple[float, int]:
+    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of ``text`` (None: real code), and
+    the number of tokens that were scored.
 
     window: tokens per window. given: tokens at the start of each window that are not scored.
 
@@ -209,7 +212,7 @@ def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | N
             scored += len(read) - given
     if not scored:
         raise BenchError("given: must leave tokens of a window and of the text to score")
-    return math.exp(total / scored)
+    return math.exp(total / scored), scored
 
 
 def _window_nll(parts: EngineParts, window: list[int], given: int) -> float:

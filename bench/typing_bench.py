@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -222,11 +222,10 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
 LONG_PLACES = ("argparse:", "inspect:", "typing:", "tarfile:", "doctest:")
 
 
-@dataclass(frozen=True, slots=True)
-class FirstText:
+class FirstText(NamedTuple):
     """The first text of a suggestion in a file."""
 
-    wait_ms: float  # infinite: there was no text
+    ttft_ms: float  # infinite: there was no text
     prompt_tokens: int
     cached_tokens: int
     omitted_lines: int  # of the file
@@ -255,7 +254,7 @@ async def measure_ttft(
             note(f"{place} {number}")
             before, after = _half_a_line(source_of(place), (number + 1) / (files + 1))
             setup = pb.SessionSetup(
-                completion=pb.CompletionOptions(ttft_ms=ttft_ms),
+                completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, ttft_ms=ttft_ms),
                 stopping=options_pb2.StoppingOptions(max_tokens=16),
                 cache=options_pb2.CacheOptions(salt=str(number)),
             )  # fmt: skip
@@ -271,10 +270,8 @@ async def measure_ttft(
                 found["after_idle"].append(await _first_text(session, ask))
     return {"target": info.target, "ttft_ms": ttft_ms, "idle_s": idle_s} | {
         name: {
-            "ttft_ms": spread([each.wait_ms for each in texts if each.wait_ms < math.inf]),
-            "prompt_tokens": spread([each.prompt_tokens for each in texts]),
-            "cached_tokens": spread([each.cached_tokens for each in texts]),
-            "omitted_lines": spread([each.omitted_lines for each in texts]),
+            figure: spread([value for value in values if value < math.inf])
+            for figure, values in zip(FirstText._fields, zip(*texts, strict=True), strict=True)
         }
         for name, texts in found.items()
     }

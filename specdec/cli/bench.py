@@ -27,7 +27,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
-from specdec.cli.models import expand_home
+from specdec.cli.models import CACHE_DIR
 from specdec.cli.options import check_folder, config_options, engine_options, pop_config
 from specdec.config import EngineConfig
 from specdec.control_groups import usable_cores
@@ -153,24 +153,16 @@ def engine_command(
     print_figures({**report.machine, "seconds": f"{report.seconds:.0f}"}, (*facts, "seconds"), 20)
 
 
-_DEFAULT = EngineConfig()
-
-
 @click.command("peers")
-@click.option("--target", default=_DEFAULT.target, show_default=True, help="A .gguf file or a catalogue name.")
+@click.option("--target", default=EngineConfig.model_fields["target"].default, show_default=True,
+              help="A .gguf file or a catalogue name.")  # fmt: skip
 @click.option("--draft", help="Draft model, for specdec and llama.cpp.")
 @choices_option("--engine", "engines", of=ENGINES, help="May be repeated; default: all of them.")
 @choices_option("--workload", "workloads", of=PEER_WORKLOADS, help="May be repeated; default: all of them.")
 @count_option("--prompts", default=4, help="Per workload.")
 @count_option("--max-tokens", default=64, least=2, help="Length of an answer.")
 @count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path),
-    default=_DEFAULT.cache_dir,
-    callback=expand_home,
-    help="Where `make peers` installed them.",
-)
+@CACHE_DIR
 @click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
 @click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload in this SVG file.")
 def peers_command(
@@ -179,7 +171,7 @@ def peers_command(
 ) -> None:  # fmt: skip
     """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
 
-    Prints tables in Markdown. `make peers` installs the other engines.
+    Prints tables in Markdown. `make peers` installs the other engines, beside the models.
     """
     from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
@@ -234,12 +226,7 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
     with ProgressBar() as progress:
         parts = build_parts(engine_config, progress)
     figures = StepBench(parts, engine_config).run(repeats, contexts).as_dict()
-    figures |= {
-        "target": parts.info.target,
-        "dtype": parts.info.dtype,
-        "kv_dtype": parts.info.kv_dtype,
-        "threads": parts.info.threads,
-    }
+    figures |= {name: getattr(parts.info, name) for name in ("target", "dtype", "kv_dtype", "threads")}
     if as_json:
         print_json(figures)
         return
@@ -275,15 +262,15 @@ def perplexity_command(
     from specdec.engine.build import build_parts
 
     found: dict[str, float] = {}
-    scored = text.read() if text else None
+    content = text.read() if text else None
     dtypes = ("fp32", "bf16", "int8", *(("auto",) if of == "weights" else ()))
     setting = "dtype" if of == "weights" else "kv_dtype"
     for dtype in dtypes:
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)
-        found[dtype] = perplexity(parts, tokens, window, scored, given)
+        found[dtype], scored = perplexity(parts, tokens, window, content, given)
         del parts  # before the next model is loaded
-    figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
+    figures = {"scored_tokens": scored} | {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in dtypes[1:]}
     if as_json:
         asked = {"tokens": tokens, "window": window, "given": given, "of": of}

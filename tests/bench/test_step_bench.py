@@ -90,7 +90,8 @@ def test_perplexity_is_of_the_tokens_that_are_not_given(given: int) -> None:
             if at + 1 >= given:
                 losses.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor(read[at + 1 : at + 2]))))
     expected = math.exp(sum(losses) / len(losses))
-    assert perplexity(parts, len(ids), 240, text, given) == pytest.approx(expected, rel=1e-5)
+    assert perplexity(parts, len(ids), 240, text, given) == (pytest.approx(expected, rel=1e-5), len(losses))
+    assert perplexity(parts, 10_000, 240, text, given)[1] == len(losses)  # a text that is shorter
 
 
 def test_perplexity_needs_something_to_score() -> None:
@@ -115,4 +116,4 @@ def test_a_context_or_a_window_that_does_not_fit_is_told() -> None:
         StepBench(parts, parts.config).run(contexts=(100_000,))
     with pytest.raises(BenchError, match=f"window: must be below the model's context of {limit} tokens"):
         perplexity(parts, 10_000, limit)
-    assert perplexity(parts, 64, limit, "a short text") > 1
+    assert perplexity(parts, 64, limit, "a short text")[0] > 1

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,13 +22,16 @@ from bench.typing_bench import (
     _half_a_line,
     figures_of,
     find_stretch,
+    measure_ttft,
     type_in_session,
 )
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
 from specdec.client.connection import CallError
+from specdec.config import EngineConfig
 from tests.fake_engine import BOOK, BOOKS
+from tests.models.tiny import make_tiny_model
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.harness import make_config, quick_policy
@@ -132,3 +136,12 @@ async def test_typing_what_the_model_would_say() -> None:
     assert log.continued > 0
     figures = figures_of([log])
     assert (figures["keys"], figures["wait_ms"]["n"], figures["prompt_rows_per_key"]) == (8, 8, None)
+
+
+async def test_the_first_text_of_a_model_that_cannot_fill_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It completes the text before the cursor, as in the benchmark's other part."""
+    monkeypatch.setattr(typing_bench, "_REST_POLL_S", 0.1)
+    engine = EngineConfig(target=str(make_tiny_model("llama", tmp_path / "tiny")), threads=1, kv_tokens=2048)
+    found = await measure_ttft(engine, 10_000.0, 1, lambda line: None, idle_s=0.1)
+    assert [found[turn]["prompt_tokens"]["n"] for turn in ("first", "after_idle")] == [1, 1]
+    assert found["first"]["omitted_lines"]["p50"] > 0
