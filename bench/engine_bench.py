@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
+from specdec.core.kv_cache import common_length
 from specdec.core.types import (
     Delta,
     DrafterStats,
@@ -300,8 +301,7 @@ def check_same_output(workload: str, by_arm: dict[str, GroupRun]) -> None:
         for plain, other in zip(by_arm[OFF.name].requests, group.requests, strict=True):
             if plain.tokens == other.tokens:
                 continue
-            same = [a == b for a, b in zip(plain.tokens, other.tokens, strict=False)]
-            at = same.index(False) if False in same else len(same)
+            at = common_length(plain.tokens, other.tokens)
             raise BenchError(
                 f"{workload}, {plain.prompt}: {name} returned other tokens than {OFF.name}, first at {at} "
                 f"({other.tokens[at : at + 3]} for {plain.tokens[at : at + 3]}); path identity is broken, "

@@ -64,6 +64,9 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+_FACTS = ("threads", "version", "target", "draft", "dtype", "kv_dtype", "kernels", "numeric_mode")  # of `EngineInfo`
+
+
 def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
     """`host_facts`, the read bandwidth of memory (GB/s; None with the reference kernels) and the engine's settings."""
     bandwidth = None
@@ -71,15 +74,8 @@ def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
         bandwidth = round(BandwidthProbe(config.cache_dir, info.threads).median() / 1e9, 2)
     return {
         **host_facts(),
-        "threads": info.threads,
         "read_bandwidth_gb_s": bandwidth,
-        "version": info.version,
-        "target": info.target,
-        "draft": info.draft,
-        "dtype": info.dtype,
-        "kv_dtype": info.kv_dtype,
-        "kernels": info.kernels,
-        "numeric_mode": info.numeric_mode,
+        **{name: getattr(info, name) for name in _FACTS},
         "drafters": list(info.drafters),
         "speculation": config.speculation.model_dump(mode="json"),
     }

@@ -306,8 +306,7 @@ def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[
     found = []
     for (request_id, index), expected in plain.items():
         got = other.get((request_id, index), Outcome())
-        difference = _difference(expected, got)
-        if difference is not None:
+        if (difference := _difference(expected, got)) is not None:
             position, left, right = difference
             context = tuple(expected.tokens[max(0, position - 8) : position])
             found.append(Mismatch(request_id, index, conditions, position, left, right, context))
@@ -315,16 +314,12 @@ def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[
 
 
 def _difference(expected: Outcome, got: Outcome) -> tuple[int, str, str] | None:
-    for position in range(max(len(expected.tokens), len(got.tokens))):
-        left = expected.tokens[position] if position < len(expected.tokens) else None
-        right = got.tokens[position] if position < len(got.tokens) else None
+    for position, (left, right) in enumerate(itertools.zip_longest(expected.tokens, got.tokens)):
         if left != right:
             return position, f"token {left}", f"token {right}"
-    for position, (one, two) in enumerate(zip(expected.logprobs, got.logprobs, strict=False)):
+    for position, (one, two) in enumerate(itertools.zip_longest(expected.logprobs, got.logprobs)):
         if one != two:
             return position, f"log-probabilities {one}", f"{two}"
-    if len(expected.logprobs) != len(got.logprobs):
-        return len(expected.tokens), f"{len(expected.logprobs)} log-probabilities", f"{len(got.logprobs)}"
     if expected.finish != got.finish:
         return len(expected.tokens), f"end by {expected.finish}", f"end by {got.finish}"
     return None

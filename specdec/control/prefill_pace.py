@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from specdec.control.estimates.costs import CostTable, MachineSpeed
@@ -94,15 +95,10 @@ class PrefillPace:
             limit_ms = min(limit_ms, self._params.new_answer_slowdown * plain_ms)
         spare_ms = max(limit_ms - plain_ms, plain_ms * prompts / load.sequences) * (1 + self._skipped)
         spare_ms /= 1.0 + self._speed.rows
-        low, high = 0, most  # binary search
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._prompt_ms(plain_rows, middle, context + middle / 2) <= spare_ms:
-                low = middle
-            else:
-                high = middle - 1
-        self._skipped = 0 if low else self._skipped + 1
-        return low
+        sizes = range(1, most + 1)
+        fit = bisect_right(sizes, spare_ms, key=lambda rows: self._prompt_ms(plain_rows, rows, context + rows / 2))
+        self._skipped = 0 if fit else self._skipped + 1
+        return fit
 
     def alone_ms(self) -> tuple[float, ...]:
         """By k, the expected milliseconds of a forward of 4^k prompt rows that runs alone; empty before any forward."""
