@@ -56,7 +56,6 @@ from specdec.core.types import (
 
 if TYPE_CHECKING:
     from specdec.cli.runners import Runner
-    from specdec.client.connection import Credentials
     from specdec.config import EngineConfig
 
 
@@ -222,7 +221,9 @@ def pop_call(
     else:
         # Drafters and indexes are chosen among those that it has loaded: they say nothing about an engine here.
         _refuse_engine_options(values)
-        open_runner = functools.partial(_remote_runner, server, pop_credentials(values), model)
+        from specdec.cli.runners import RemoteRunner
+
+        open_runner = functools.partial(RemoteRunner, server, pop_credentials(values), model)
     return open_runner, _request(uuid.uuid4().hex, values, drafters, indexes)
 
 
@@ -246,12 +247,6 @@ def generate_command(
         whole = _show(runner, PromptRequest([ChatTurn("user", text)] if chat else text, prediction, request), as_json)
     if not whole and request.grammar is not None:
         sys.exit(_CUT)
-
-
-def _remote_runner(server: str, credentials: Credentials, model: str) -> AbstractContextManager[Runner]:
-    from specdec.cli.runners import RemoteRunner
-
-    return RemoteRunner(server, credentials, model)
 
 
 @contextmanager

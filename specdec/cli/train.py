@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from specdec.cli.bench_output import count_option
 from specdec.cli.models import CACHE_DIR
 from specdec.cli.options import POSITIVE
 from specdec.config import EngineConfig
@@ -18,7 +19,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--kind", type=click.Choice(["head", "model", "index"]), default="head", show_default=True,
               help="A new EAGLE-3 head, a small model that exists, or an index of the texts.")  # fmt: skip
 @click.option("--draft", help="The small model, for --kind model; of the target's vocabulary.")
-@click.option("--rank", type=click.IntRange(min=0), default=16, show_default=True,
+@count_option("--rank", default=16, least=0,
               help="For --kind model: of the matrices added to its own (LoRA); 0: train all weights.")  # fmt: skip
 @click.option("--target", default=EngineConfig.model_fields["target"].default, show_default=True,
               help="The model that is drafted for.")  # fmt: skip
@@ -28,10 +29,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--data", type=_FOLDER, help="Folder of the collected texts, for several trainings. Default: OUT/texts.")
 @click.option("--texts", "given", multiple=True, type=click.Path(exists=True, path_type=Path), metavar="PATH",
               help="File or folder of .txt, .md, .rst, .py, .jsonl to answer; may be repeated.")  # fmt: skip
-@click.option("--tokens", type=click.IntRange(min=1), default=3_000_000, show_default=True,
-              help="Tokens of text to collect.")  # fmt: skip
-@click.option("--passes", type=click.IntRange(min=0), default=4, show_default=True,
-              help="Times that the training reads the texts; 0: only collect them.")  # fmt: skip
+@count_option("--tokens", default=3_000_000, help="Tokens of text to collect.")
+@count_option("--passes", default=4, least=0, help="Times that the training reads the texts; 0: only collect them.")
 @click.option("--hours", type=POSITIVE, help="End after this time; run again to go on.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Compute threads; 0: one per core.")
 @CACHE_DIR

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import specdec
-from specdec.training.texts import OWN, TextSplit, count_by_origin
+from specdec.training.texts import OWN, TextSplit
 
 _ORIGINS = 20  # named, at most
 
@@ -27,7 +28,9 @@ class TrainingResult:
 def model_card(title: str, command: str, about: str, serve: str, result: TrainingResult) -> str:
     """README.md. command: of the training. about: a paragraph on the form. serve: the options that load the drafter."""
     split = result.split
-    counts = count_by_origin(split.training)
+    counts: Counter[str] = Counter()
+    for text in split.training:
+        counts[text.origin] += len(text.tokens)
     origins = counts.most_common(_ORIGINS)
     rows = [f"| {'prompts that the target wrote itself' if name == OWN else name} | {n:,} |" for name, n in origins]
     rest = sum(counts.values()) - sum(n for _, n in origins)

@@ -130,15 +130,16 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
         config, progress, aux_layers=() if plan.draft or plan.index else usual_aux_layers(shape.n_layers)
     )
     draft = _draft_checkpoint(plan, parts.tokenizer, progress) if plan.draft else None
+    store = TextStore(plan.data, parts.info.numeric_fingerprint[:PART_DIGITS])
     benchmarks = list(benchmark_prompts(parts.tokenizer, note))
-    collect(plan, parts, files, benchmarks, note, show, deadline_s)
+    collect(plan, parts, store, files, benchmarks, note, show, deadline_s)
     if plan.index:
-        write_answers(plan, parts, note)
+        write_answers(plan, parts, store, note)
         return
     if plan.passes == 0:
         return
     with locked(plan.data / "lock", "--data"), locked(plan.out / "lock", "--out"):
-        texts = list(TextStore(plan.data, _weights(parts)).read())
+        texts = list(store.read())
         width = parts.decoder.config.hidden_size * len(parts.decoder.aux_layers)
         states = StateFile(plan.data, texts, width, parts.info.vocab_size)
         states.fill(parts.decoder, show, deadline_s)
@@ -166,17 +167,11 @@ def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress 
     return checkpoint
 
 
-def _weights(parts: EngineParts) -> str:
-    """What identifies the target's weights in a folder of texts."""
-    return parts.info.numeric_fingerprint[:PART_DIGITS]
-
-
 def collect(
-    plan: TrainingPlan, parts: EngineParts, files: list[Path], benchmarks: list[list[int]],
+    plan: TrainingPlan, parts: EngineParts, store: TextStore, files: list[Path], benchmarks: list[list[int]],
     note: Say, show: Say, deadline_s: float,
 ) -> None:  # fmt: skip
     """Collect texts until they have ``plan.tokens`` tokens. If a training on them has begun, nothing is added."""
-    store = TextStore(plan.data, _weights(parts))
     tokenizer = parts.tokenizer
     held_out = HeldOut(benchmarks)
     note(f"held out: every text that shares 10 tokens in a row with one of {len(benchmarks)} benchmark prompts")
@@ -195,10 +190,10 @@ def collect(
         note(f"texts: {collector.n_tokens:,} tokens, and no more can be collected: {reason}")
 
 
-def write_answers(plan: TrainingPlan, parts: EngineParts, note: Say) -> None:
+def write_answers(plan: TrainingPlan, parts: EngineParts, store: TextStore, note: Say) -> None:
     """Write `answers.index`, of all collected texts. Raises TrainingError if there is none."""
     with locked(plan.out / "lock", "--out"):
-        texts = [text.tokens[text.lead :] for text in TextStore(plan.data, _weights(parts)).read()]
+        texts = [text.tokens[text.lead :] for text in store.read()]
         if not texts:
             raise TrainingError("--hours: over before a text was complete; run again with more")
         path = plan.out / "answers.index"

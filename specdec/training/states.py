@@ -5,7 +5,6 @@ To compute them again in every pass would cost more than half of the training's 
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.training.collect import AT_ONCE, Say
-from specdec.training.texts import Text, TrainingError
+from specdec.training.texts import ROOM, Text, TrainingError
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 LIKELIEST = 32  # tokens kept of the target's distribution at a position
@@ -85,11 +84,8 @@ class StateFile:
                     say(f"hidden states: {self.n_tokens:,} of {self._ends[-1]:,} tokens, {rate:.0f}/s")
                 os.fsync(file.fileno())
         except OSError as error:
-            size = self._row.itemsize * int(self._ends[-1]) / 2**30
-            hint = (
-                f"the states take {size:.1f} GiB; free some space" if error.errno == errno.ENOSPC else "choose another"
-            )
-            raise TrainingError(f"--data: {self._path} cannot be written ({error}); {hint}, and run again") from None
+            place = f"{self._path} of {self._row.itemsize * int(self._ends[-1]) / 2**30:.1f} GiB"
+            raise TrainingError(f"--data: {place} cannot be written ({error}); {ROOM}") from None
 
     def _groups(self, max_rows: int) -> Iterator[list[Text]]:
         """The texts without rows, as many at a time as a forward takes."""

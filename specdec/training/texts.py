@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import random
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -57,6 +55,7 @@ class Text:
         return found
 
 
+ROOM = "free some space or choose another folder, and run again"
 _FILES = FrameFiles("texts-", ".bin", digits=5, magic=b"SDTEXT\x00\x01")
 _FILE_BYTES = 16 << 20  # of a file, before the next begins
 
@@ -103,8 +102,7 @@ class TextStore:
                 self._writer.begin_file(self._writer.frame({"weights": self._weights}))
             self._writer.append(self._writer.frame({**value, "origin": text.origin}))
         except OSError as error:
-            hint = "free some space" if error.errno == errno.ENOSPC else "choose another folder"
-            raise TrainingError(f"--data: {self.folder} cannot be written ({error}); {hint}, and run again") from None
+            raise TrainingError(f"--data: {self.folder} cannot be written ({error}); {ROOM}") from None
 
     def close(self) -> None:
         """Close the open file. Raises OSError if the disk fails."""
@@ -264,11 +262,3 @@ def chat_lead(tokenizer: Tokenizer) -> list[int] | None:
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     lead = [] if tokenizer.bos_id is None or not tokenizer.add_bos else [tokenizer.bos_id]
     return ids if ids[: len(lead)] == lead else [*lead, *ids]
-
-
-def count_by_origin(texts: Iterable[Text]) -> Counter[str]:
-    """Tokens by origin."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts[text.origin] += len(text.tokens)
-    return counts
