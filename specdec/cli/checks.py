@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from specdec.cli.bench_output import count_option
+from specdec.cli.bench_output import count_option, progress_line
 from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
 from specdec.control_groups import available_bytes, usable_cores
@@ -157,11 +157,10 @@ def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, see
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
-    console = Console(stderr=True)
     began = time.perf_counter()
     with ProgressBar() as progress:
         parts = build_parts(engine_config, progress)
-    report = verify(parts, pairs=pairs, max_tokens=max_tokens, seed=seed, say=console.print)
+    report = verify(parts, pairs=pairs, max_tokens=max_tokens, seed=seed, say=progress_line())
     seconds = time.perf_counter() - began
     if as_json:
         click.echo(json.dumps({**report.as_dict(), "seconds": round(seconds, 1)}))

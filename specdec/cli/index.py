@@ -52,8 +52,8 @@ def index_command(
     former = TokenIndex(out) if out.exists() else None
     if paths:
         sources = IndexSources(tuple(os.path.realpath(path) for path in paths), only, exclude)
-    elif former is None:
-        raise click.UsageError(f"PATH: nothing to index, and {out} is not there to bring up to date")
+    elif former is None or not former.header.roots:
+        raise click.UsageError(f"PATH: nothing to index, and {out} is no index of files to bring up to date")
     elif only or exclude:
         raise click.UsageError("--only and --exclude need PATHs; without, an index stays made of what it was")
     else:

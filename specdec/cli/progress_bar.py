@@ -63,7 +63,7 @@ class LiveLine:
 
     def note(self, line: str) -> None:
         """Print a line above."""
-        self._console.print(line, style="dim", highlight=False, markup=False)
+        self._console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def show(self, line: str) -> None:
         """Replace the line."""

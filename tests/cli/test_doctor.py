@@ -69,6 +69,12 @@ def test_brackets_in_a_path_are_no_markup(tmp_path: Path, name: str, capsys: pyt
     assert name in error.getvalue()
 
 
+def test_a_note_in_a_log_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    line = " ".join(["held out"] * 20)
+    LiveLine().note(line)
+    assert capsys.readouterr().err == line + "\n"
+
+
 def test_the_ceiling_is_bandwidth_over_bytes_read_per_step() -> None:
     first, second = speed_lines(20e9, 400_000_000, 100_000_000)
     assert first == "at most 50 tokens/s without drafts: a step reads 0.40 GB of weights"

@@ -19,6 +19,10 @@ def test_an_index_of_the_texts_drafts(data: Path, tmp_path: Path) -> None:
     assert index.header.tokens == 120 * (63 + 1)  # all but the lead's token of each, and one after it
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.index", "lock"]  # nothing was trained
     check_drafts(index.path, "index")
+    data_before = index.path.read_bytes()
+    said = CliRunner().invoke(cli, ["index", "--out", str(index.path), "--target", str(permuting_target())])
+    assert "answers.index is no index of files to bring up to date" in " ".join(said.stderr.split())
+    assert index.path.read_bytes() == data_before
 
 
 def test_no_text_is_no_index(tmp_path: Path) -> None:
