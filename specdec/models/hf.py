@@ -415,12 +415,22 @@ class HFSource(TensorSource):
         self._head = None if head is None else head.rpartition(".")[0]
         if self._head is None and raw.get("tie_word_embeddings") is not False:
             config = replace(config, tie_embeddings=True)
+        if config.tie_embeddings and framework == "pt" and self._head_differs():
+            config = replace(config, tie_embeddings=False)  # as transformers does
         self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
         self.config = replace(
             config,
             vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
             qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._where,
         )
+
+    def _head_differs(self) -> bool:
+        """Whether there is an output table of the embedding's shape with other values: one that was trained apart."""
+        name, embed = f"{self._head}.weight", self._prefix + "embed_tokens.weight"
+        if name not in self._where or self.raw_shape(name) != self.raw_shape(embed):
+            return False
+        parts = (slice(low, low + 4096) for low in range(0, self.raw_shape(embed)[0], 4096))
+        return any(bool((self.raw(name, part) != self.raw(embed, part)).any()) for part in parts)
 
     def has(self, role: str) -> bool:
         return self._tensor_name(role) in self._where

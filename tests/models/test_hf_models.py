@@ -148,6 +148,21 @@ def test_sparse_multimodal_gemma_config() -> None:
     assert (config.tie_embeddings, config.embed_scale) == (True, math.sqrt(2560))
 
 
+@pytest.mark.parametrize("changed", [0, 1])
+def test_an_output_table_of_its_own_beside_tied_embeddings(changed: int, tmp_path: Path) -> None:
+    """As fine-tunes leave it whose trainer untied the two without a word in config.json."""
+    folder = make_tiny_model("qwen3", tmp_path / "m", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"][-changed:] *= 1.5 if changed else 1.0
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    decoder = make_decoder(folder, tmp_path, native_backend())
+    assert decoder.config.tie_embeddings == (not changed)
+    with torch.no_grad():
+        expected = load_oracle(folder)(torch.tensor([list(range(60))])).logits[0]
+    torch.testing.assert_close(run_in_chunks(decoder, list(range(60)), [60]), expected, rtol=1e-3, atol=1e-3)
+
+
 def test_the_language_model_of_a_multimodal_folder(tmp_path: Path) -> None:
     """As Mistral Small 3.2's: the outer type is the multimodal model's, the inner one the family's."""
     import transformers as hf
