@@ -233,13 +233,14 @@ class Body:
     def value(self, name: str) -> Any:
         """Any JSON value nested at most `MAX_DEPTH` deep, so that code may recurse into it."""
         value = self._data.get(name)
-        if _too_deep(value):
+        if too_deep(value):
             self.refuse(name, f"is nested more than {MAX_DEPTH} levels deep")
             return None
         return value
 
 
-def _too_deep(value: Any) -> bool:
+def too_deep(value: Any) -> bool:
+    """Whether a JSON value is nested more than `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []

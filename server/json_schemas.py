@@ -25,6 +25,7 @@ _SINGLE = ("items", "additionalProperties", "additionalItems")
 _NOTES = ("description", "title", "examples", "default")  # which no grammar uses
 _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 _COUNTS = ("minProperties", "maxProperties")
+_OWN = frozenset({"type", "enum", "const", "properties"})  # beside which `branches` only narrow a schema
 
 
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -121,6 +122,57 @@ def _target(reference: Any, root: Any) -> Any:
         else:
             found = found.get(key) if isinstance(found, dict) else None
     return found
+
+
+_TYPES = {
+    bool: "boolean", dict: "object", float: "number", int: "integer", list: "array", str: "string", type(None): "null",
+}  # fmt: skip
+
+
+def json_type(value: Any) -> str:
+    """The type of a JSON value, as schemas name it."""
+    return _TYPES[type(value)]
+
+
+def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of which a value of ``schema`` matches one, if ``schema`` is nothing but a reference in ``root`` or a
+    list of them, else ``schema``."""
+    found, waiting, seen = [], [schema], set[int]()
+    while waiting:
+        each = waiting.pop(0)
+        each = each if isinstance(each, dict) else {}
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts = [each[keyword] for keyword in ("anyOf", _ONE_OF) if keyword in each]
+        if len(all_of := each.get("allOf") or ()) == 1:
+            parts.append(all_of)
+        if isinstance(target := _target(each.get("$ref"), root), dict):
+            parts.append([target])
+        if len(parts) == 1 and isinstance(parts[0], list) and not _OWN.intersection(each):
+            waiting[:0] = parts[0]
+        else:
+            found.append(each)
+    return found
+
+
+def choices(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The only values that a schema allows; None: it does not list them."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def json_types(schema: Mapping[str, Any]) -> set[str]:
+    """The types of a schema's values, apart from its `branches`; all if it names none. Integers are numbers too."""
+    if (values := choices(schema)) is not None:
+        found = {*map(json_type, values)}
+    else:
+        given = schema.get("type")
+        found = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
+    found = found or {*_TYPES.values()}
+    if schema.get("nullable") is True:  # OpenAPI's
+        found.add("null")
+    return found | {"integer"} if "number" in found else found
 
 
 def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:

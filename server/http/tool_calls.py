@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
 
+from server.http.tool_parameters import CLOSING, END, KEY, MAX_KEY, OPENING, ParameterText, parameter_types
 from server.json_body import MAX_DEPTH
 from specdec.models.tool_forms import ToolForm
 
 Result = TypeVar("Result")
 Reading = Generator[None, None, Result]
+Schemas = Mapping[str, Mapping[str, Any]]  # of arguments, by the tools' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments, as the model writes them."""
+    """The next piece of a call's arguments, in JSON."""
 
     index: int
     text: str
@@ -83,11 +85,9 @@ class ToolCallParser:
     calls: int  # that have begun
     whole_calls: int  # that are complete
 
-    def __init__(
-        self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None, *, whole: bool = False
-    ) -> None:
-        """names: of known tools, the only ones in forms without a mark. max_calls: everything after them is dropped."""
-        self._form, self._names, self._max_calls, self._whole = form, frozenset(names), max_calls, whole
+    def __init__(self, form: ToolForm, tools: Schemas, max_calls: int | None = None, *, whole: bool = False) -> None:
+        """tools: the only ones that are called without a mark. max_calls: everything after them is dropped."""
+        self._form, self._tools, self._max_calls, self._whole = form, tools, max_calls, whole
         self._held = ""  # not yet looked at
         self._raw: list[str] = []  # looked at, and part of what may be a call
         self._begun = CallBegin(0, "", "")  # the last one
@@ -140,7 +140,7 @@ class ToolCallParser:
             while self._end((yield from self._object(known=True))):
                 yield from self._space()
                 yield from self._mark(";", tag)
-            marked = yield from self._text_until(tag)
+            marked = bool((yield from self._text_until(tag)))
 
     def _mistral(self) -> Reading[None]:
         while (yield from self._text_until("[TOOL_CALLS]")):
@@ -158,26 +158,40 @@ class ToolCallParser:
                     yield from self._name("[ARGS]")
                 self._end((yield from self._arguments(name)))
 
+    def _qwen_xml(self) -> Reading[None]:
+        """Small models leave out the mark. Without it only calls of known tools count."""
+        while mark := (yield from self._text_until("<tool_call>", _FUNCTION)):
+            yield from self._space()
+            is_marked = mark != _FUNCTION
+            if not is_marked or (yield from self._mark(_FUNCTION)):
+                name, closed = yield from self._name(">")
+                is_call = bool(closed) and (is_marked or name in self._tools)
+                if self._end(is_call and (yield from self._parameters(name))):
+                    yield from self._drop("</tool_call>")
+            else:
+                self._end(False)
+
     # Parts of the readers:
 
-    def _text_until(self, mark: str) -> Reading[bool]:
-        """Emit the text up to ``mark`` and take the mark; whether there is one."""
+    def _text_until(self, *marks: str) -> Reading[str]:
+        """Emit the text up to the first of ``marks``, and take that; empty: there is none."""
         self._raw = []
         while True:
-            before, found, after = self._held.partition(mark)
+            found = min(filter(self._held.count, marks), key=self._held.index, default="")
+            before, _, after = self._held.partition(found) if found else (self._held, "", "")
             if self._ended and not found:
                 if before and not (self.calls and before.isspace()):
                     self._emit(before)
                 self._held = ""
-                return False
-            kept = 0 if found else _begun(mark, before)
+                return ""
+            kept = 0 if found else _begun(before, *marks)
             text = before[: len(before) - kept].rstrip()
             if text:
                 self._emit(text)
             self._held = before[len(text) :]
             if found:
-                self._raw, self._held = [self._held, mark], after
-                return True
+                self._raw, self._held = [self._held, found], after
+                return found
             yield
 
     def _take(self, size: int) -> str:
@@ -253,6 +267,51 @@ class ToolCallParser:
         self._begin(name)
         return (yield from self._streamed())
 
+    def _parameters(self, name: str) -> Reading[bool]:
+        """Take the parameters of ``name``, each in tags, and `END`; whether they are whole."""
+        yield from self._space()
+        mark, before = (yield from self._mark(OPENING, END)), "{"
+        while mark == OPENING:
+            while (key := KEY.match(self._held)) is None and not self._ended and _MAY_BE_KEY.fullmatch(self._held):
+                yield
+            if key is None:
+                return False
+            self._take(key.end())
+            self._begin(name)
+            self._argue(f"{before}{orjson.dumps(key[1]).decode()}: ")
+            value = ParameterText(parameter_types(self._tools.get(name, {}), key[1]))
+            mark, before = (yield from self._parameter(value)), ", "
+        if mark:
+            self._begin(name)
+            self._argue("{}" if before == "{" else "}")
+        return bool(mark)
+
+    def _parameter(self, value: ParameterText) -> Reading[str]:
+        """Take a value and the tags that end it; return the second one. Empty: the value has no end."""
+        yield from self._mark("\n")
+        while True:
+            before, found, _ = self._held.partition(CLOSING)
+            size = len(before.removesuffix("\n") if found else before)
+            if not found and not self._ended:
+                size -= _begun(before, CLOSING, f"\n{CLOSING}")
+            if size:
+                self._argue(value.push(self._take(size)))
+            if found:
+                closing, count = self._take(len(before) - size + len(CLOSING)), len(self._raw)
+                yield from self._space()
+                if mark := (yield from self._mark(OPENING, END)):
+                    self._argue(value.end())
+                    return mark
+                self._held = "".join(self._raw[count:]) + self._held  # the value goes on
+                del self._raw[count:]
+                if not self._ended:
+                    self._argue(value.push(closing))
+            if self._ended:
+                self._take(len(self._held))
+                return ""
+            if not found:
+                yield
+
     def _object(self, known: bool = False) -> Reading[bool]:
         """Take ``{"name": ..., "arguments": ...}``; whether it is a complete call. ``known``: only of a known tool and
         without further fields.
@@ -279,7 +338,7 @@ class ToolCallParser:
             elif key in _ARGUMENTS:
                 arguments = _arguments_text(value)
             elif key == "name":
-                if not isinstance(value, str) or not value or (known and value not in self._names):
+                if not isinstance(value, str) or not value or (known and value not in self._tools):
                     return False
                 name = value
             yield from self._space()
@@ -304,7 +363,7 @@ class ToolCallParser:
     def _argue(self, text: str) -> None:
         assert self._open is not None  # a call has begun
         self._open.append(text)
-        if not self._whole:
+        if text and not self._whole:
             self._emit(CallArguments(self.calls - 1, text))
 
     def _end(self, is_whole: bool) -> bool:
@@ -334,7 +393,10 @@ _READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
     ToolForm.LLAMA: ToolCallParser._llama,
     ToolForm.MISTRAL: ToolCallParser._mistral,
     ToolForm.MISTRAL_ARGS: ToolCallParser._mistral,
+    ToolForm.QWEN_XML: ToolCallParser._qwen_xml,
 }
+_FUNCTION = "<function="
+_MAY_BE_KEY = re.compile(rf"[^>\n]{{0,{MAX_KEY}}}")
 MAX_NAME = 256
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')
 _ARGUMENTS = ("arguments", "parameters")
@@ -354,9 +416,10 @@ def _arguments_text(value: Any) -> str:
     return value if isinstance(value, str) else "{}" if value is None else orjson.dumps(value).decode()
 
 
-def _begun(mark: str, text: str) -> int:
-    """Length of the longest begin of ``mark`` that ``text`` ends with."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+def _begun(text: str, *marks: str) -> int:
+    """Length of the longest begin of one of ``marks`` that ``text`` ends with."""
+    sizes = range(max(map(len, marks)) - 1, 0, -1)
+    return next((size for size in sizes for mark in marks if size < len(mark) and text.endswith(mark[:size])), 0)
 
 
 _IN_STRING = re.compile(r'[^"\\]*')

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from server.http.tool_calls import MAX_NAME, Part, ToolCallParser
+from server.http.tool_parameters import SPACING, TEXT_RULES, parameter_rules
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -37,7 +38,8 @@ class ToolUse:
 
     def parser(self, *, whole: bool = False) -> ToolCallParser:
         """A parser of one sample. whole: a call comes in one piece."""
-        return ToolCallParser(self.form, tool_names(self.tools), None if self.parallel else 1, whole=whole)
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+        return ToolCallParser(self.form, schemas, None if self.parallel else 1, whole=whole)
 
     def parse(self, text: str) -> list[Part]:
         """The text and whole calls of a complete answer, in order."""
@@ -66,6 +68,7 @@ _CALL_MARKS = {
     ToolForm.LLAMA: ("<|python_tag|>",),
     ToolForm.MISTRAL: ("[TOOL_CALLS]",),
     ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "[ARGS]"),
+    ToolForm.QWEN_XML: ("<tool_call>",),
 }
 
 
@@ -242,11 +245,6 @@ TOOLS: Table = (
 )
 
 
-# The spacing of Python's json, with which templates write calls, so that all of it is forced. What no grammar expresses
-# is left out.
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-
-
 def tool_grammar(
     form: ToolForm,
     functions: Sequence[Mapping[str, Any]],
@@ -275,11 +273,13 @@ def tool_grammar(
     ]
     for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
         before, after = _call(form, function["name"])
-        calls += [
-            f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
-            _comment(function),
-            f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': _SPACING})}",
-        ]
+        calls.append(f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}")
+        if form is ToolForm.QWEN_XML:
+            calls += parameter_rules(f"arguments_{i}", schema, _comment(function))
+        else:
+            calls += [_comment(function), f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': SPACING})}"]
+    if form is ToolForm.QWEN_XML:
+        calls += TEXT_RULES
     if not free:
         rules = [f"start: {writer.marked(mark)} calls", *calls]
     elif answer is None:
@@ -309,6 +309,7 @@ _AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
     ToolForm.LLAMA: ("", "", "", "; "),
     ToolForm.MISTRAL: ("[TOOL_CALLS]", "[", "]", ", "),
     ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "", "[TOOL_CALLS]"),
+    ToolForm.QWEN_XML: ("<tool_call>", "\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"),
 }
 
 
@@ -316,6 +317,8 @@ def _call(form: ToolForm, name: str) -> tuple[str, str]:
     """The text before and after the arguments."""
     if form is ToolForm.MISTRAL_ARGS:
         return f"{name}[ARGS]", ""
+    if form is ToolForm.QWEN_XML:
+        return f"<function={name}>\n", ""
     key = "parameters" if form is ToolForm.LLAMA else "arguments"
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ', "}"
 

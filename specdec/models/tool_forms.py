@@ -24,6 +24,9 @@ class ToolForm(StrEnum):
     """``[TOOL_CALLS][{"name": "f", "arguments": ARGS}]``, one list of all calls."""
     MISTRAL_ARGS = "mistral-args"
     """``[TOOL_CALLS]f[ARGS]ARGS``."""
+    QWEN_XML = "qwen-xml"
+    """``<tool_call><function=f><parameter=KEY>VALUE</parameter></function></tool_call>``, of Qwen3-Coder, Qwen3.5 and
+    3.6: strings as they are, other values as JSON."""
 
 
 # A template's form is the first whose signs it holds all. None: a form that is not supported.
@@ -31,7 +34,8 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), ToolForm.MISTRAL_ARGS),
     (("[TOOL_CALLS]",), ToolForm.MISTRAL),
     ((">>>",), None),  # Functionary
-    (("<function=",), None),  # another of Functionary's; Qwen3-Coder, which has a tag for each argument
+    (("<tool_call>", "<function=", "<parameter="), ToolForm.QWEN_XML),
+    (("<function=",), None),  # another of Functionary's
     (("<tool_call>",), ToolForm.HERMES),
     (("<|python_tag|>",), ToolForm.LLAMA),
     (("ipython", '"parameters": '), ToolForm.LLAMA),
@@ -47,15 +51,28 @@ def tool_form(template: str) -> ToolForm | None:
 
 def fit_calls(messages: list[dict[str, Any]], form: ToolForm) -> list[dict[str, Any]]:
     """``messages`` with their calls as templates of ``form`` take them: Mistral's refuse ids that are not nine letters
-    and digits, Llama's more than one call in a message."""
+    and digits, Llama's more than one call in a message, Qwen's arguments that are no object."""
     if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS):
         return _with_short_ids(messages)
+    if form is ToolForm.QWEN_XML:
+        return [
+            {**each, "tool_calls": [*map(_with_object, calls)]} if (calls := _calls(each)) else each
+            for each in messages
+        ]
     return _with_single_calls(messages) if form is ToolForm.LLAMA else messages
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = message.get("tool_calls")
     return [dict(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """``call`` with arguments that are an object; others, such as those of a call cut off, are wrapped in one."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or isinstance(arguments := function.get("arguments"), Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": {"value": arguments} if arguments else {}}}
 
 
 def _with_short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,162 @@
+"""The parameters of calls in the form `ToolForm.QWEN_XML`: their text as JSON, and a grammar of it.
+
+A value's text ends at the first `CLOSING` before another parameter or `END`, so no value can hold these in a row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import orjson
+
+from server.json_body import too_deep
+from server.json_schemas import branches, choices, json_type, json_types
+
+OPENING, CLOSING, END = "<parameter=", "</parameter>", "</function>"
+MAX_KEY = 256
+KEY = re.compile(rf"([^>\n]{{1,{MAX_KEY}}})>")
+"""What follows `OPENING`. Other names cannot be written in this form."""
+
+
+def parameter_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The JSON types that the parameter ``key`` may have. ``schema``: of the tool's arguments."""
+    owners = branches(schema, schema)
+    listed = [own for each in owners if isinstance(own := each.get("properties"), dict)]
+    given = [own[key] for own in listed if key in own] or [each.get("additionalProperties") for each in owners]
+    return frozenset[str]().union(*(json_types(each) for value in given for each in branches(value, schema)))
+
+
+_NUMBER = "-0123456789"
+_STARTS = {"array": "[", "object": "{", "integer": _NUMBER, "number": _NUMBER, "boolean": "tTfF", "null": "nN"}
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # some templates write Python's
+_LONGEST_WORD = max(map(len, _WORDS))
+
+
+class ParameterText:
+    """Turns the text of a value, which comes in pieces, into JSON: a string as it comes, other values at their end."""
+
+    def __init__(self, types: Collection[str]) -> None:
+        """types: JSON types that the value may have."""
+        self._types = types
+        self._held: list[str] = []
+        self._is_string = None if "string" in types else False  # None: not decided
+
+    def push(self, text: str) -> str:
+        """Take the next piece, which is not empty; return the next piece of JSON."""
+        if self._is_string:
+            return _escaped(text)
+        self._held.append(text)
+        if self._is_string is None:
+            start = "".join(self._held)
+            likely = [kind for kind in self._types if start[0] in _STARTS.get(kind, "")]
+            if not {"boolean", "null"}.issuperset(likely):
+                self._is_string = False  # only its end shows whether it is one
+            elif not likely or len(start) > _LONGEST_WORD:
+                self._is_string = True
+                return f'"{_escaped(start)}'
+        return ""
+
+    def end(self) -> str:
+        """End the text; return the rest of the JSON."""
+        return '"' if self._is_string else _as_json("".join(self._held), self._types)
+
+
+def _escaped(text: str) -> str:
+    return orjson.dumps(text).decode()[1:-1]
+
+
+def _as_json(text: str, types: Collection[str]) -> str:
+    """The value of one of ``types`` that ``text`` means. What means none is a string."""
+    plain = text.strip()
+    plain = _WORDS.get(plain.lower(), plain)
+    try:
+        value = orjson.loads(plain)
+    except orjson.JSONDecodeError:
+        value = text
+    if "string" not in types:
+        if isinstance(value, float) and value.is_integer() and "number" not in types and "integer" in types:
+            return str(int(value))
+        is_other = value is not text
+    else:
+        is_other = json_type(value) in types and not isinstance(value, str)
+    return plain if is_other and not too_deep(value) else orjson.dumps(text).decode()
+
+
+# The spacing of Python's json, with which templates write calls, so that all of it is forced. What no grammar
+# expresses is left out.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
+
+_SPACE = r"[\s\x1c-\x1f]*"  # what Python's str.strip drops
+_ANY = "(?s:.*)"
+_GOES_ON, _ENDS = rf"{_ANY}<\/parameter>{_SPACE}<parameter=", rf"{_ANY}<\/parameter>{_SPACE}<\/function>"
+_TEXT_ENDS = ("text_goes_on", "text_ends")  # a text with its end, before another parameter and after the last one
+TEXT_RULES = (
+    f"text_goes_on[lazy]: /{_GOES_ON}/ & ~/{_ENDS}{_ANY}/",
+    f"text_ends[lazy]: /{_ENDS}/ & ~/{_GOES_ON}{_ANY}/",
+)
+
+
+def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[str]:
+    """Rules in llguidance's Lark, which need `TEXT_RULES`: ``name`` is all parameters of a call, with `END`.
+
+    They come in the schema's order. A string is any text, unless it is enumerated; so is what may be a string or
+    something else. comment: a line above each schema, which the compiler's error about it shows.
+    """
+    (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema) or [{}]
+    listed, required = ({}, []) if others else (owner.get("properties"), owner.get("required"))
+    required = required if isinstance(required, list) else []
+    known = {**(listed if isinstance(listed, dict) else {})}
+    known |= {key: {} for key in required if isinstance(key, str) and key not in known}
+    entries = [(_literal(f"{key}>\n"), key in required, value) for key, value in known.items() if KEY.match(f"{key}>")]
+    n_known, rules = len(entries), []
+    if others or owner.get("additionalProperties") is not False:
+        further = f"{name.upper()}_OTHER"
+        entries.append((f'{further} ">\n"', False, {} if others else owner.get("additionalProperties")))
+        rules.append(f"{further}: /[^>\\n]{{1,{MAX_KEY}}}/" + "".join(f" & ~{_literal(key)}" for key in known))
+
+    def following(at: int, goes_on: str, ends: str) -> str:
+        """What leads to the entry ``at`` or a later one, or to the end."""
+        is_over = not any(is_required for _, is_required, _ in entries[at:])
+        return " | ".join([f"{goes_on} {name}_{at}"] * (at < len(entries)) + [ends] * is_over)
+
+    rules.append(f"{name}: {following(0, _literal(OPENING), _literal(END))}")
+    for at, (tag, is_required, value) in enumerate(entries):
+        values, needed = _values(f"{name}_{at}", value, schema, comment)
+        ends = map(_literal, (f"\n{CLOSING}\n{OPENING}", f"\n{CLOSING}\n{END}")) if values else _TEXT_ENDS
+        after = following(min(at + 1, n_known), *ends)  # the last entry may come again, if it stands for further ones
+        skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
+        rules += [f"{name}_{at}: {tag} {values} ({after}){skipped}", *needed]
+    return rules
+
+
+def _values(name: str, schema: Any, root: Mapping[str, Any], comment: str) -> tuple[str, list[str]]:
+    """The values of a parameter, and the rules that they need. Empty: any text."""
+    texts, options, rules = list[str](), list[str](), list[str]()
+    for branch in branches(schema, root):
+        if (values := choices(branch)) is not None:
+            texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
+        elif "string" in json_types(branch):
+            return "", []
+        else:
+            options.append(f"{name}_{len(options)}")
+            rules += [comment, f"{options[-1]}: %json {_complete(branch, root)}"]
+    if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
+        options.append(name.upper())
+        rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")
+    return (f"({' | '.join(options)})" if options else ""), rules
+
+
+def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """``schema``, a part of ``root``, with what its references need."""
+    text = json.dumps({**schema, "x-guidance": SPACING})
+    if '"$ref": "#' not in text:
+        return text
+    text = json.dumps({**schema, "x-guidance": SPACING, "$defs": {"root": root}})
+    return text.replace('"$ref": "#', '"$ref": "#/$defs/root')
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
