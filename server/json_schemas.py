@@ -153,7 +153,7 @@ def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
             waiting[:0] = parts[0]
         else:
             found.append(each)
-    return found
+    return found or [{}]
 
 
 def choices(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -75,14 +75,12 @@ def _as_json(text: str, types: Collection[str]) -> str:
     try:
         value = orjson.loads(plain)
     except orjson.JSONDecodeError:
-        value = text
-    if "string" not in types:
-        if isinstance(value, float) and value.is_integer() and "number" not in types and "integer" in types:
-            return str(int(value))
-        is_other = value is not text
-    else:
-        is_other = json_type(value) in types and not isinstance(value, str)
-    return plain if is_other and not too_deep(value) else orjson.dumps(text).decode()
+        return orjson.dumps(text).decode()
+    kind = "integer" if plain.lstrip("-").isdigit() else json_type(value)  # the library reads large ones as floats
+    if kind == "number" and not {"number", "string"}.intersection(types) and value.is_integer():
+        return str(int(value))
+    is_meant = "string" not in types or (kind != "string" and kind in types)
+    return plain if is_meant and not too_deep(value) else orjson.dumps(text).decode()
 
 
 # The spacing of Python's json, with which templates write calls, so that all of it is forced. What no grammar
@@ -105,17 +103,19 @@ def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[
     They come in the schema's order. A string is any text, unless it is enumerated; so is what may be a string or
     something else. comment: a line above each schema, which the compiler's error about it shows.
     """
-    (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema) or [{}]
+    (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
     listed, required = ({}, []) if others else (owner.get("properties"), owner.get("required"))
     required = required if isinstance(required, list) else []
     known = {**(listed if isinstance(listed, dict) else {})}
     known |= {key: {} for key in required if isinstance(key, str) and key not in known}
-    entries = [(_literal(f"{key}>\n"), key in required, value) for key, value in known.items() if KEY.match(f"{key}>")]
+    entries = [
+        (_literal(f"{key}>\n"), key in required, value) for key, value in known.items() if KEY.fullmatch(f"{key}>")
+    ]
     n_known, rules = len(entries), []
     if others or owner.get("additionalProperties") is not False:
         further = f"{name.upper()}_OTHER"
-        entries.append((f'{further} ">\n"', False, {} if others else owner.get("additionalProperties")))
-        rules.append(f"{further}: /[^>\\n]{{1,{MAX_KEY}}}/" + "".join(f" & ~{_literal(key)}" for key in known))
+        rules.append(f"{further}: /[^>\\n]{{1,{MAX_KEY}}}>\\n/" + "".join(f" & ~{tag}" for tag, _, _ in entries))
+        entries.append((further, False, {} if others else owner.get("additionalProperties")))
 
     def following(at: int, goes_on: str, ends: str) -> str:
         """What leads to the entry ``at`` or a later one, or to the end."""
@@ -159,4 +159,4 @@ def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text)

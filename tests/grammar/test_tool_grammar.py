@@ -60,12 +60,19 @@ def texts(found: GrammarState) -> set[str]:
     return {byte_level().decode([token]) for token in ids_of(found.mask(()))}
 
 
+def written(form: ToolForm, kind: str) -> tuple[str, str]:
+    """The arguments of a call of ``look``: what is forced, and the rest."""
+    if form is ToolForm.QWEN_XML:
+        return "<parameter=kind>\n", f"{kind}\n</parameter>\n</function>"
+    return '{"kind": "', f'{kind}"}}'
+
+
 def forced_after(form: ToolForm) -> GrammarState:
     """Behind the arguments of a call that is the only one."""
     _, found = state(form, ("look",), parallel=False)
     chain = found.forced((), 200)
     found.commit(chain)
-    commit(found, 'near"}')
+    commit(found, written(form, "near")[1])
     return found
 
 
@@ -96,7 +103,7 @@ def test_all_forced_text_is_drafted(form: ToolForm) -> None:
     assert (call.name, call.arguments) == ("find.it", "{}")
     _, found = state(form, ("look",), parallel=False)
     text = byte_level().decode(found.forced((), 200), skip_special=False)
-    assert text.endswith('{"kind": "')
+    assert text.endswith(written(form, "")[0])
 
 
 @pytest.mark.parametrize("form", [form for form in ToolForm if form is not ToolForm.LLAMA])
@@ -108,19 +115,19 @@ def test_strict_arguments_of_a_free_answer(form: ToolForm, parallel: bool) -> No
     assert grammar is not None
     found = start(grammar)
     _, forced = state(form, ("look",), parallel=False)
-    before = byte_level().decode(forced.forced((), 200)).removesuffix('{"kind": "')
+    opening, rest = written(form, "near")
+    before = byte_level().decode(forced.forced((), 200)).removesuffix(opening)
     name_at = before.index("look")
     commit(found, f"Let me see.\n{before[:name_at]}")
     assert "o" in texts(found)  # of any of the tools
     assert "x" not in texts(found)
     commit(found, before[name_at:])
-    assert byte_level().decode(found.forced((), 200)) == '{"kind": "'
-    text = '{"kind": "near"}' + walk(forced_after(form), random.Random(1))
-    commit(found, text)
+    assert byte_level().decode(found.forced((), 200)) == opening
+    commit(found, opening + rest + walk(forced_after(form), random.Random(1)))
     assert EOS in ids_of(found.mask(()))
     assert ("x" in texts(found)) is parallel  # after the only call nothing comes
     other = start(grammar)
-    commit(other, f'{before.replace("look", "other")}{{"any": [1')
+    commit(other, before.replace("look", "other") + opening.replace("kind", "any") + "[1")
     plain = start(grammar)
     commit(plain, "A text, no call. <tool [TOOL")
     assert EOS in ids_of(plain.mask(()))

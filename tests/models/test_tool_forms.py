@@ -25,7 +25,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
         ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", ToolForm.MISTRAL_ARGS),
         ("{{ '>>>' + name }}<tool_call>", None),
         ("<function=example>{}</function><|python_tag|>", None),
-        ("<tool_call><function=example><parameter=at>1</parameter></function></tool_call>", None),
+        ("<tool_call><function=example><parameter=at>1</parameter></function></tool_call>", ToolForm.QWEN_XML),
+        ("<seed:tool_call><function=example><parameter=at>1</parameter></function></seed:tool_call>", None),
         ("tools are told, and no call is known", None),
     ],
 )

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,14 +23,18 @@ from server.http.tool_calls import (
 )
 from specdec.models.tool_forms import ToolForm
 
-NAMES = ("look", "find")
+PLACE = {"properties": {"at": {"type": ["integer", "string"]}, "a": {"type": "string"}}}
+TOOLS: dict[str, Any] = {"look": PLACE, "find": {}}
 HERMES = '<tool_call>\n{"name": "look", "arguments": {"at": "é</tool"}}\n</tool_call>'
 LISTED = '[TOOL_CALLS] [{"name": "look", "arguments": {"at": [1, "]"]}}, {"name": "find", "arguments": {}}]'
+XML = "<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n</function>\n</tool_call>"
+TAGS = "<function=look><parameter=a>\n</parameter> <\n</parameter>\n<parameter=at>é</parameter></function>"
 WRITTEN = {
     ToolForm.HERMES: (HERMES, "<tool_call>", "</tool_call>"),
     ToolForm.LLAMA: ('{"name": "look", "parameters": {"at": "}"}}', "<|python_tag|>", ";"),
     ToolForm.MISTRAL: (LISTED, "[TOOL_CALLS]", "["),
     ToolForm.MISTRAL_ARGS: ('[TOOL_CALLS]look[ARGS]{"at": 1}', "[TOOL_CALLS]find", "[CALL_ID]1"),
+    ToolForm.QWEN_XML: (XML, TAGS, "</parameter>", "<parameter=a>", "</function>", "<function=look>"),
 }
 FORMS = st.sampled_from(list(ToolForm))
 Out = str | tuple[str, str]
@@ -64,7 +69,7 @@ def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
 
 def streamed(form: ToolForm, text: str, cuts: Sequence[int]) -> list[Part]:
     """Everything that comes out."""
-    parser = ToolCallParser(form, NAMES)
+    parser = ToolCallParser(form, TOOLS)
     found = [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush()
     assert parser.calls == sum(isinstance(part, CallBegin) for part in found)
     return found
@@ -89,7 +94,7 @@ def folded(parts: Sequence[Part]) -> list[Out]:
 
 def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
     """The same of whole calls."""
-    parser, out = ToolCallParser(form, NAMES, whole=True), list[Out]()
+    parser, out = ToolCallParser(form, TOOLS, whole=True), list[Out]()
     for part in [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush():
         if isinstance(part, ToolCall):
             out.append((part.name, part.arguments))
@@ -193,6 +198,25 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.MISTRAL_ARGS, '[TOOL_CALLS]look[CALL_ID]abc123DEF[ARGS]{"at": 1}', [LOOK]),
     (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look at this", ["[TOOL_CALLS]look at this"]),
     (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look[ARGS]5 ", ["[TOOL_CALLS]look[ARGS]5 "]),
+    (ToolForm.QWEN_XML, f"Well.\n\n{XML}\n{XML}\n", ["Well.", LOOK, LOOK]),
+    *[(ToolForm.QWEN_XML, XML[:-cut], [LOOK]) for cut in range(1, 13)],  # the answer ended instead of the tag, or in it
+    (ToolForm.QWEN_XML, f"So: {TAGS}", ["So:", ("look", {"a": "</parameter> <", "at": "é"})]),  # no mark, no newlines
+    (ToolForm.QWEN_XML, "<function=find></function>\n</tool_call> x", [("find", {}), " x"]),
+    (ToolForm.QWEN_XML, "<tool_call><function=f></function></tool_call>", [("f", {})]),
+    *[
+        (ToolForm.QWEN_XML, text, [text])  # an answer, or a call cut off
+        for text in (
+            "Write <function=look> first, then <parameter=a>.",
+            "<function=other>\n<parameter=a>\n1\n</parameter>\n</function>",
+            "<tool_call>\n<function=look>\nat=1\n</function>\n</tool_call>",
+            '<tool_call>{"name": "look", "arguments": {}}</tool_call>',
+            "<tool_call>\n<function=look>\n<parameter=>\n1\n</parameter>\n</function>",
+            f"<tool_call>\n<function=look>\n<parameter={'a' * 257}>\n1\n</parameter>\n</function>",
+            "<tool_call>\n<function=look>\n<parameter=a>\n1\n</parameter>\n",
+            "<tool_call>\n<function=look>\n<parameter=a>\n1\n</parameter>\n<para",
+            "<tool_call>\n<function=look>\n<parameter=a>\n1\n</parameter>\n<parameter=at>\n2\n</par",
+        )
+    ],
 ]
 
 
@@ -203,19 +227,19 @@ def test_calls(form: ToolForm, text: str, wanted: list[object]) -> None:
 
 
 def test_text_is_not_delayed_longer_than_needed() -> None:
-    parser = ToolCallParser(ToolForm.HERMES)
+    parser = ToolCallParser(ToolForm.HERMES, TOOLS)
     assert parser.push("Hello ") == ["Hello"]
     assert parser.push("there<tool") == [" there"]
     assert parser.push("box>") == ["<toolbox>"]
     assert parser.push(" <tool_call>x") == [" <tool_call>", "x"]
-    named = ToolCallParser(ToolForm.LLAMA, NAMES)
+    named = ToolCallParser(ToolForm.LLAMA, TOOLS)
     assert named.push('{"city') == []
     assert named.push('": ') == ['{"city"', ":"]
     assert named.push("5") == [" 5"]
 
 
 def test_text_too_long_for_a_name_is_emitted_immediately() -> None:
-    parser, mark = ToolCallParser(ToolForm.MISTRAL_ARGS, ["a" * MAX_NAME]), "[TOOL_CALLS]"
+    parser, mark = ToolCallParser(ToolForm.MISTRAL_ARGS, TOOLS), "[TOOL_CALLS]"
     assert parser.push(mark + "a" * MAX_NAME) == []
     assert parser.push("a") == [mark + "a" * MAX_NAME, "a"]
     assert parser.push("a") == ["a"]
@@ -224,7 +248,7 @@ def test_text_too_long_for_a_name_is_emitted_immediately() -> None:
 
 
 def test_arguments_are_streamed() -> None:
-    parser = ToolCallParser(ToolForm.HERMES)
+    parser = ToolCallParser(ToolForm.HERMES, TOOLS)
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     begin, first = parser.push('{"a')
     assert isinstance(begin, CallBegin)
@@ -240,8 +264,25 @@ def test_arguments_are_streamed() -> None:
     assert second.call_id != begin.call_id
 
 
+def test_a_long_string_is_streamed_as_json() -> None:
+    parser = ToolCallParser(ToolForm.QWEN_XML, TOOLS)
+    assert parser.push("<tool_call>\n<function=look>\n<parameter=") == []
+    begin, *first = parser.push('a>\n def f():\n    return "')
+    assert isinstance(begin, CallBegin)
+    assert first == [CallArguments(0, '{"a": '), CallArguments(0, '" def f():\\n    return \\"')]
+    assert parser.push("</p>\n") == [CallArguments(0, "</p>")]
+    assert parser.push("</parameter>") == []  # whether the value ends shows in what follows
+    assert parser.push("\n\n") == []
+    assert parser.push("x") == [CallArguments(0, "\\n</parameter>"), CallArguments(0, "\\n\\nx")]
+    assert parser.push("\n</parameter>\n<parameter=at>\n12") == [CallArguments(0, '"'), CallArguments(0, ', "at": ')]
+    end, close, last = parser.push("\n</parameter>\n</function>")
+    assert (end, close) == (CallArguments(0, "12"), CallArguments(0, "}"))
+    assert isinstance(last, CallEnd)
+    assert last.is_whole
+
+
 def test_a_truncated_call_is_reported() -> None:
-    parser = ToolCallParser(ToolForm.MISTRAL_ARGS)
+    parser = ToolCallParser(ToolForm.MISTRAL_ARGS, TOOLS)
     begin, piece = parser.push('[TOOL_CALLS]look[ARGS]{"a": ')
     assert isinstance(begin, CallBegin)
     assert re.fullmatch("[0-9a-zA-Z]{9}", begin.call_id)  # Mistral's templates refuse others
@@ -250,7 +291,7 @@ def test_a_truncated_call_is_reported() -> None:
 
 
 def test_calls_are_limited_in_number() -> None:
-    parser = ToolCallParser(ToolForm.HERMES, NAMES, max_calls=1, whole=True)
+    parser = ToolCallParser(ToolForm.HERMES, TOOLS, max_calls=1, whole=True)
     found = [*parser.push(f"Well.{HERMES}{HERMES} More."), *parser.flush()]
     assert [part if isinstance(part, str) else part.name for part in found] == ["Well.", "look"]
 
