@@ -42,6 +42,9 @@ GRAMMARS = (
     GrammarParams(GrammarKind.EBNF, 'root ::= "for" " " word+\nword ::= [a-z]+ ";"?'),
     GrammarParams(GrammarKind.EBNF, 'start: "in" <|im_start|> "out" /x*/'),
     GrammarParams(GrammarKind.EBNF, 'start: <[100]> <[100]> <[101]> ("a" | <[300]> <[301]>) /x*/'),
+    GrammarParams(
+        GrammarKind.EBNF, 'start: "a" (on | off)\non[lazy]: /(?s:.*)e *a/\noff[lazy]: /(?s:.*)e *n/ & ~/.*ea.*/'
+    ),
     GrammarParams(GrammarKind.EBNF, 'start: "before the mark " <|im_start|> ("a" | "b") <|im_start|> /x*/'),
 )
 
