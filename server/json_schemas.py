@@ -137,7 +137,7 @@ def json_type(value: Any) -> str:
 def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas of which a value of ``schema`` matches one, if ``schema`` is nothing but a reference in ``root`` or a
     list of them, else ``schema``."""
-    found, waiting, seen = [], [schema], set[int]()
+    found, waiting, seen = list[dict[str, Any]](), [schema], set[int]()
     while waiting:
         each = waiting.pop(0)
         each = each if isinstance(each, dict) else {}

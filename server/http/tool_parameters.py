@@ -88,65 +88,63 @@ def _as_json(text: str, types: Collection[str]) -> str:
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 
 _SPACE = r"[\s\x1c-\x1f]*"  # what Python's str.strip drops
-_ANY = "(?s:.*)"
-_GOES_ON, _ENDS = rf"{_ANY}<\/parameter>{_SPACE}<parameter=", rf"{_ANY}<\/parameter>{_SPACE}<\/function>"
-_TEXT_ENDS = ("text_goes_on", "text_ends")  # a text with its end, before another parameter and after the last one
-TEXT_RULES = (
-    f"text_goes_on[lazy]: /{_GOES_ON}/ & ~/{_ENDS}{_ANY}/",
-    f"text_ends[lazy]: /{_ENDS}/ & ~/{_GOES_ON}{_ANY}/",
-)
+_END_OF_VALUE = rf"(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)(?s:.*)"
+TEXT_RULE = rf"text[lazy]: /\n((?s:.*)\n)?<\/parameter>\n/ & ~/{_END_OF_VALUE}/"
+"""A string with the newlines around it and its closing tag, which ends it at a line's beginning whatever follows: a
+model that goes astray there would write a string without end."""
 
 
 def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[str]:
-    """Rules in llguidance's Lark, which need `TEXT_RULES`: ``name`` is all parameters of a call, with `END`.
+    """Rules in llguidance's Lark, which need `TEXT_RULE`: ``name`` is all parameters of a call, with `END`.
 
     They come in the schema's order. A string is any text, unless it is enumerated; so is what may be a string or
     something else. comment: a line above each schema, which the compiler's error about it shows.
     """
     (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
-    listed, required = ({}, []) if others else (owner.get("properties"), owner.get("required"))
+    owner = {} if others else owner
+    listed, required = owner.get("properties"), owner.get("required")
     required = required if isinstance(required, list) else []
     known = {**(listed if isinstance(listed, dict) else {})}
     known |= {key: {} for key in required if isinstance(key, str) and key not in known}
     entries = [
-        (_literal(f"{key}>\n"), key in required, value) for key, value in known.items() if KEY.fullmatch(f"{key}>")
+        (_literal(f"{key}>"), key in required, value) for key, value in known.items() if KEY.fullmatch(f"{key}>")
     ]
     n_known, rules = len(entries), []
-    if others or owner.get("additionalProperties") is not False:
-        further = f"{name.upper()}_OTHER"
-        rules.append(f"{further}: /[^>\\n]{{1,{MAX_KEY}}}>\\n/" + "".join(f" & ~{tag}" for tag, _, _ in entries))
-        entries.append((further, False, {} if others else owner.get("additionalProperties")))
+    if (further := owner.get("additionalProperties")) is not False:
+        tag = f"{name.upper()}_OTHER"
+        rules.append(f"{tag}: /[^>\\n]{{1,{MAX_KEY}}}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
+        entries.append((tag, False, further))
 
-    def following(at: int, goes_on: str, ends: str) -> str:
-        """What leads to the entry ``at`` or a later one, or to the end."""
+    def following(at: int) -> str:
+        """The entry ``at`` or a later one, or the end."""
+        goes_on = [f"{_literal(OPENING)} {name}_{at}"] if at < len(entries) else []
         is_over = not any(is_required for _, is_required, _ in entries[at:])
-        return " | ".join([f"{goes_on} {name}_{at}"] * (at < len(entries)) + [ends] * is_over)
+        return " | ".join(goes_on + [_literal(END)] * is_over)
 
-    rules.append(f"{name}: {following(0, _literal(OPENING), _literal(END))}")
+    rules.append(f"{name}: {following(0)}")
     for at, (tag, is_required, value) in enumerate(entries):
         values, needed = _values(f"{name}_{at}", value, schema, comment)
-        ends = map(_literal, (f"\n{CLOSING}\n{OPENING}", f"\n{CLOSING}\n{END}")) if values else _TEXT_ENDS
-        after = following(min(at + 1, n_known), *ends)  # the last entry may come again, if it stands for further ones
+        after = following(min(at + 1, n_known))  # the last entry may come again, if it stands for further ones
         skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
         rules += [f"{name}_{at}: {tag} {values} ({after}){skipped}", *needed]
     return rules
 
 
 def _values(name: str, schema: Any, root: Mapping[str, Any], comment: str) -> tuple[str, list[str]]:
-    """The values of a parameter, and the rules that they need. Empty: any text."""
+    """The text of a parameter's values up to the closing tag, and the rules that it needs."""
     texts, options, rules = list[str](), list[str](), list[str]()
     for branch in branches(schema, root):
         if (values := choices(branch)) is not None:
             texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
         elif "string" in json_types(branch):
-            return "", []
+            return "text", []
         else:
             options.append(f"{name}_{len(options)}")
             rules += [comment, f"{options[-1]}: %json {_complete(branch, root)}"]
     if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
         options.append(name.upper())
         rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")
-    return (f"({' | '.join(options)})" if options else ""), rules
+    return (f'"\\n" ({" | ".join(options)}) "\\n{CLOSING}\\n"' if options else "text"), rules
 
 
 def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from server.http.tool_calls import MAX_NAME, Part, ToolCallParser
-from server.http.tool_parameters import SPACING, TEXT_RULES, parameter_rules
+from server.http.tool_parameters import SPACING, TEXT_RULE, parameter_rules
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -279,7 +279,7 @@ def tool_grammar(
         else:
             calls += [_comment(function), f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': SPACING})}"]
     if form is ToolForm.QWEN_XML:
-        calls += TEXT_RULES
+        calls.append(TEXT_RULE)
     if not free:
         rules = [f"start: {writer.marked(mark)} calls", *calls]
     elif answer is None:

@@ -17,6 +17,7 @@ from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.models.tool_forms import ToolForm
 from tests.models.tiny import SPECIALS, make_tiny_tokenizer
+from tests.models.xml_template import xml_template
 
 # In the manner of Qwen2.5's
 TEMPLATE = """\
@@ -196,6 +197,22 @@ def test_llamas_messages_have_one_call(folder: Path) -> None:
     assert rendered(folder, "<|python_tag|>", [messages[0], *equal]) == "a a;tok;a b;tok;"
     messages = [{"role": "assistant", "content": "", "tool_calls": calls[:1]}, *results]
     assert rendered(folder, "<|python_tag|>", messages) == "a a;t bb;t aa;t cc;"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a": "x\\n", "b": true, "c": [1]}', {"a": "x\n", "b": "true", "c": "[1]"}),
+        ("{}", {}), ("", {}), (None, {}), ('{"a": "cut', {"value": '{"a": "cut'}), ("[1]", {"value": "[1]"}),
+    ],
+)  # fmt: skip
+def test_arguments_in_tags_are_an_object(arguments: Any, written: dict[str, str], folder: Path) -> None:
+    """Such a template refuses any other, as of a call that was cut off or has none."""
+    tokenizer = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=xml_template()))
+    said = {"role": "assistant", "content": None, "tool_calls": [call(arguments), call({})]}
+    shown = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in written.items())
+    texts = [f"\n<tool_call>\n<function=look>\n{each}</function>\n</tool_call>" for each in (shown, "")]
+    assert "".join(texts) in tokenizer.render_chat([{"role": "user", "content": "hi"}, said], tools=TOOLS)
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "5", '"x"', "[" * 100_000, None, 5, {"a": 1}])

@@ -37,6 +37,7 @@ TEXT = st.one_of(
     st.text(max_size=8), st.lists(st.sampled_from([*TAGS, *OTHERS]), max_size=6).map("".join), st.sampled_from(OTHERS)
 )
 END = re.compile(r"</parameter>\s*(<parameter=|</function>)")
+LINES = re.compile("(?<=\n)</parameter>(?=\n)")  # of which a value of a grammar holds none
 ENDS = ["</parameter>\n<parameter=", "</parameter><parameter=both>x", "</parameter></function>"]
 SCALAR = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
 NESTED = st.recursive(
@@ -143,7 +144,7 @@ def test_a_grammar_accepts_what_a_template_wrote(case: tuple[dict[str, Any], dic
     schema, arguments = case
     text = written(arguments)
     assume(can_be_written(arguments) and "\x7f" not in text)  # the library wants the latter escaped in JSON
-    assert accepts(grammar(using(schema, required=("f",))), text)
+    assert accepts(grammar(using(schema, required=("f",))), text) is (len(LINES.findall(text)) == len(arguments))
 
 
 FIELDS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
@@ -203,6 +204,8 @@ near
 @example(text=HOSTILE % "a</parameter></function>")
 @example(text=HOSTILE % "a</parameter>\x1c\n<parameter=path>")
 @example(text=HOSTILE % "a</parameter> </tool_call>")
+@example(text=HOSTILE % "a\n</parameter>\n<mode>")
+@example(text=HOSTILE.replace("%s\n", ""))
 def test_a_grammar_accepts_only_what_the_parser_reads_as_a_valid_call(text: str) -> None:
     use = using(SCHEMA, required=("f",), parallel=False)
     calls = use.parse(text)
@@ -217,7 +220,7 @@ def test_a_grammar_accepts_only_what_the_parser_reads_as_a_valid_call(text: str)
     if accepts(grammar(use), text):
         assert is_valid
     else:
-        assert not is_valid or written(arguments) != text
+        assert not is_valid or written(arguments) != text or len(LINES.findall(text)) > len(arguments)
 
 
 SECRET = {"$ref": "#/definitions/loop"}
