@@ -124,14 +124,9 @@ def _target(reference: Any, root: Any) -> Any:
     return found
 
 
-_TYPES = {
+JSON_TYPES: Mapping[type, str] = {  # names that schemas have for the types of values
     bool: "boolean", dict: "object", float: "number", int: "integer", list: "array", str: "string", type(None): "null",
 }  # fmt: skip
-
-
-def json_type(value: Any) -> str:
-    """The type of a JSON value, as schemas name it."""
-    return _TYPES[type(value)]
 
 
 def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -165,11 +160,11 @@ def choices(schema: Mapping[str, Any]) -> list[Any] | None:
 def json_types(schema: Mapping[str, Any]) -> set[str]:
     """The types of a schema's values, apart from its `branches`; all if it names none. Integers are numbers too."""
     if (values := choices(schema)) is not None:
-        found = {*map(json_type, values)}
+        found = {JSON_TYPES[type(each)] for each in values}
     else:
         given = schema.get("type")
         found = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
-    found = found or {*_TYPES.values()}
+    found = found or {*JSON_TYPES.values()}
     if schema.get("nullable") is True:  # OpenAPI's
         found.add("null")
     return found | {"integer"} if "number" in found else found

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.http.tool_parameters import CLOSING, END, KEY, MAX_KEY, OPENING, ParameterText, parameter_types
+from server.http.tool_parameters import CLOSING, END, MAX_NAME, OPENING, ParameterText, parameter_types
 from server.json_body import MAX_DEPTH
 from specdec.models.tool_forms import ToolForm
 
 Result = TypeVar("Result")
 Reading = Generator[None, None, Result]
+_FUNCTION = "<function="
+_NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')
+_KEY = re.compile(rf"[^>\n]{{0,{MAX_NAME}}}(?=[>\n])")
 Schemas = Mapping[str, Mapping[str, Any]]  # of arguments, by the tools' names
 
 
@@ -228,10 +231,10 @@ class ToolCallParser:
                 return
             yield
 
-    def _name(self, *marks: str) -> Reading[tuple[str, str]]:
+    def _name(self, *marks: str, pattern: re.Pattern[str] = _NAME) -> Reading[tuple[str, str]]:
         """Take a name and the mark after it, which is empty if none of ``marks`` follows. Both are empty if the name is
         too long."""
-        while (found := _NAME.match(self._held)) is None and not self._ended and len(self._held) <= MAX_NAME:
+        while (found := pattern.match(self._held)) is None and not self._ended and len(self._held) <= MAX_NAME:
             yield
         if found is None:
             self._take(MAX_NAME)
@@ -272,14 +275,12 @@ class ToolCallParser:
         yield from self._space()
         mark, before = (yield from self._mark(OPENING, END)), "{"
         while mark == OPENING:
-            while (key := KEY.match(self._held)) is None and not self._ended and _MAY_BE_KEY.fullmatch(self._held):
-                yield
-            if key is None:
+            key, closed = yield from self._name(">", pattern=_KEY)
+            if not key or not closed:
                 return False
-            self._take(key.end())
             self._begin(name)
-            self._argue(f"{before}{orjson.dumps(key[1]).decode()}: ")
-            value = ParameterText(parameter_types(self._tools.get(name, {}), key[1]))
+            self._argue(f"{before}{orjson.dumps(key).decode()}: ")
+            value = ParameterText(parameter_types(self._tools.get(name, {}), key))
             mark, before = (yield from self._parameter(value)), ", "
         if mark:
             self._begin(name)
@@ -395,10 +396,6 @@ _READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
     ToolForm.MISTRAL_ARGS: ToolCallParser._mistral,
     ToolForm.QWEN_XML: ToolCallParser._qwen_xml,
 }
-_FUNCTION = "<function="
-_MAY_BE_KEY = re.compile(rf"[^>\n]{{0,{MAX_KEY}}}")
-MAX_NAME = 256
-_NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
 _BAD = object()

@@ -13,12 +13,11 @@ from typing import Any
 import orjson
 
 from server.json_body import too_deep
-from server.json_schemas import branches, choices, json_type, json_types
+from server.json_schemas import JSON_TYPES, branches, choices, json_types
 
 OPENING, CLOSING, END = "<parameter=", "</parameter>", "</function>"
-MAX_KEY = 256
-KEY = re.compile(rf"([^>\n]{{1,{MAX_KEY}}})>")
-"""What follows `OPENING`. Other names cannot be written in this form."""
+MAX_NAME = 256  # characters, of a tool and of a parameter
+_KEY = rf"[^>\n]{{1,{MAX_NAME}}}"  # other names of parameters cannot be written in this form
 
 
 def parameter_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
@@ -76,7 +75,9 @@ def _as_json(text: str, types: Collection[str]) -> str:
         value = orjson.loads(plain)
     except orjson.JSONDecodeError:
         return orjson.dumps(text).decode()
-    kind = "integer" if plain.lstrip("-").isdigit() else json_type(value)  # the library reads large ones as floats
+    kind = (
+        "integer" if plain.lstrip("-").isdigit() else JSON_TYPES[type(value)]
+    )  # the library reads large ones as floats
     if kind == "number" and not {"number", "string"}.intersection(types) and value.is_integer():
         return str(int(value))
     is_meant = "string" not in types or (kind != "string" and kind in types)
@@ -106,13 +107,12 @@ def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[
     required = required if isinstance(required, list) else []
     known = {**(listed if isinstance(listed, dict) else {})}
     known |= {key: {} for key in required if isinstance(key, str) and key not in known}
-    entries = [
-        (_literal(f"{key}>"), key in required, value) for key, value in known.items() if KEY.fullmatch(f"{key}>")
-    ]
-    n_known, rules = len(entries), []
+    names = [key for key in known if re.fullmatch(_KEY, key)]
+    entries = [(_literal(f"{key}>"), key in required, known[key]) for key in names]
+    rules = []
     if (further := owner.get("additionalProperties")) is not False:
         tag = f"{name.upper()}_OTHER"
-        rules.append(f"{tag}: /[^>\\n]{{1,{MAX_KEY}}}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
+        rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
         entries.append((tag, False, further))
 
     def following(at: int) -> str:
@@ -124,10 +124,19 @@ def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[
     rules.append(f"{name}: {following(0)}")
     for at, (tag, is_required, value) in enumerate(entries):
         values, needed = _values(f"{name}_{at}", value, schema, comment)
-        after = following(min(at + 1, n_known))  # the last entry may come again, if it stands for further ones
+        after = following(min(at + 1, len(names)))  # the last entry may come again, if it stands for further ones
         skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
         rules += [f"{name}_{at}: {tag} {values} ({after}){skipped}", *needed]
     return rules
+
+
+def unenforced(schema: Mapping[str, Any]) -> str:
+    """Keywords of the schema's strings that `parameter_rules` leave out."""
+    listed = schema.get("properties") or {}
+    texts = [each for value in listed.values() for each in branches(value, schema) if "string" in json_types(each)]
+    return ", ".join(
+        key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
+    )
 
 
 def _values(name: str, schema: Any, root: Mapping[str, Any], comment: str) -> tuple[str, list[str]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from server.http.tool_calls import MAX_NAME, Part, ToolCallParser
-from server.http.tool_parameters import SPACING, TEXT_RULE, parameter_rules
+from server.http.tool_calls import Part, ToolCallParser
+from server.http.tool_parameters import MAX_NAME, SPACING, TEXT_RULE, parameter_rules, unenforced
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -118,9 +118,15 @@ def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenize
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
         for function in (tool["function"] for tool in tools.tools):
-            is_bound = function["name"] in tools.required or function.get("strict") is True  # to its schema
-            if is_bound and (warning := lenient(closed(function.get("parameters") or {}))[1]):
+            schema = function.get("parameters") or {}
+            if function["name"] not in tools.required and function.get("strict") is not True:
+                continue  # it is not bound to its schema
+            if warning := lenient(closed(schema))[1]:
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
+            if tools.form is ToolForm.QWEN_XML and (names := unenforced(schema)):
+                body.warn(
+                    "tools", f"the schema of {function['name']}: {names}: not enforced in strings of this model's calls"
+                )
         fields.engine[GRAMMAR_FIELD] = grammar
 
 

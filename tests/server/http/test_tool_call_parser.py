@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.http.tool_calls import (
-    MAX_NAME,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -21,6 +20,7 @@ from server.http.tool_calls import (
     ToolCall,
     ToolCallParser,
 )
+from server.http.tool_parameters import MAX_NAME
 from specdec.models.tool_forms import ToolForm
 
 PLACE = {"properties": {"at": {"type": ["integer", "string"]}, "a": {"type": "string"}}}
