@@ -90,70 +90,83 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 _SPACE = r"[\s\x1c-\x1f]*"  # what Python's str.strip drops
 _END_OF_VALUE = rf"(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)(?s:.*)"
-TEXT_RULE = rf"text[lazy]: /\n((?s:.*)\n)?<\/parameter>\n/ & ~/{_END_OF_VALUE}/"
-"""A string with the newlines around it and its closing tag, which ends it at a line's beginning whatever follows: a
-model that goes astray there would write a string without end."""
+_RULES = (
+    # A string with the newlines around it and its closing tag, which ends it at a line's beginning whatever follows: a
+    # model that goes astray there would write a string without end.
+    rf"text[lazy]: /\n((?s:.*)\n)?<\/parameter>\n/ & ~/{_END_OF_VALUE}/",
+    r'open: "\n"',
+    rf'close: "\n{CLOSING}\n"',
+    f'next: "{OPENING}"',
+    f'end: "{END}"',
+)
 
 
-def parameter_rules(name: str, schema: Mapping[str, Any], comment: str) -> list[str]:
-    """Rules in llguidance's Lark, which need `TEXT_RULE`: ``name`` is all parameters of a call, with `END`.
+class ParameterGrammar:
+    """Rules in llguidance's Lark of the parameters of calls.
 
-    They come in the schema's order. A string is any text, unless it is enumerated; so is what may be a string or
-    something else. comment: a line above each schema, which the compiler's error about it shows.
+    Parameters come in the schema's order. A string is any text, unless it is enumerated; so is what may be a string or
+    something else.
     """
-    (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
-    owner = {} if others else owner
-    listed, required = owner.get("properties"), owner.get("required")
-    required = required if isinstance(required, list) else []
-    known = {**(listed if isinstance(listed, dict) else {})}
-    known |= {key: {} for key in required if isinstance(key, str) and key not in known}
-    names = [key for key in known if re.fullmatch(_KEY, key)]
-    entries = [(_literal(f"{key}>"), key in required, known[key]) for key in names]
-    rules = []
-    if (further := owner.get("additionalProperties")) is not False:
-        tag = f"{name.upper()}_OTHER"
-        rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
-        entries.append((tag, False, further))
 
-    def following(at: int) -> str:
-        """The entry ``at`` or a later one, or the end."""
-        goes_on = [f"{_literal(OPENING)} {name}_{at}"] if at < len(entries) else []
-        is_over = not any(is_required for _, is_required, _ in entries[at:])
-        return " | ".join(goes_on + [_literal(END)] * is_over)
+    def __init__(self) -> None:
+        self.rules: list[str] = [*_RULES]
+        self._schemas: dict[str, str] = {}  # names of rules; tools have many parameters of the same schema
 
-    rules.append(f"{name}: {following(0)}")
-    for at, (tag, is_required, value) in enumerate(entries):
-        values, needed = _values(f"{name}_{at}", value, schema, comment)
-        after = following(min(at + 1, len(names)))  # the last entry may come again, if it stands for further ones
-        skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
-        rules += [f"{name}_{at}: {tag} {values} ({after}){skipped}", *needed]
-    return rules
+    def add(self, name: str, schema: Mapping[str, Any], comment: str) -> None:
+        """Add the rule ``name`` of all parameters of a call, with `END`. comment: a line above each schema, which the
+        compiler's error about it shows."""
+        (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
+        owner = {} if others else owner
+        listed, required = owner.get("properties"), owner.get("required")
+        required = required if isinstance(required, list) else []
+        known = {**(listed if isinstance(listed, dict) else {})}
+        known |= {key: {} for key in required if isinstance(key, str) and key not in known}
+        names = [key for key in known if re.fullmatch(_KEY, key)]
+        entries = [(_literal(f"{key}>"), key in required, known[key]) for key in names]
+        if (further := owner.get("additionalProperties")) is not False:
+            tag = f"{name.upper()}_OTHER"
+            self.rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
+            entries.append((tag, False, further))
+
+        def following(at: int) -> str:
+            """The entry ``at`` or a later one, or the end."""
+            goes_on = [f"next {name}_{at}"] if at < len(entries) else []
+            is_over = not any(is_required for _, is_required, _ in entries[at:])
+            return " | ".join(goes_on + ["end"] * is_over)
+
+        self.rules.append(f"{name}: {following(0)}")
+        for at, (tag, is_required, value) in enumerate(entries):
+            values = self._values(f"{name}_{at}", value, schema, comment)
+            after = following(min(at + 1, len(names)))  # the last entry may come again, if it stands for further ones
+            skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
+            self.rules.append(f"{name}_{at}: {tag} {values} ({after}){skipped}")
+
+    def _values(self, name: str, schema: Any, root: Mapping[str, Any], comment: str) -> str:
+        """A parameter's values up to the closing tag."""
+        texts, options = list[str](), list[str]()
+        for branch in branches(schema, root):
+            if (values := choices(branch)) is not None:
+                texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
+            elif "string" in json_types(branch):
+                return "text"
+            elif (text := _complete(branch, root)) in self._schemas:
+                options.append(self._schemas[text])
+            else:
+                options.append(self._schemas.setdefault(text, f"json_{len(self._schemas)}"))
+                self.rules += [comment, f"{options[-1]}: %json {text}"]
+        if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
+            options.append(name.upper())
+            self.rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")
+        return f"open ({' | '.join(options)}) close" if options else "text"
 
 
 def unenforced(schema: Mapping[str, Any]) -> str:
-    """Keywords of the schema's strings that `parameter_rules` leave out."""
+    """Keywords of the schema's strings that `ParameterGrammar` leaves out."""
     listed = schema.get("properties") or {}
     texts = [each for value in listed.values() for each in branches(value, schema) if "string" in json_types(each)]
     return ", ".join(
         key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
     )
-
-
-def _values(name: str, schema: Any, root: Mapping[str, Any], comment: str) -> tuple[str, list[str]]:
-    """The text of a parameter's values up to the closing tag, and the rules that it needs."""
-    texts, options, rules = list[str](), list[str](), list[str]()
-    for branch in branches(schema, root):
-        if (values := choices(branch)) is not None:
-            texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
-        elif "string" in json_types(branch):
-            return "text", []
-        else:
-            options.append(f"{name}_{len(options)}")
-            rules += [comment, f"{options[-1]}: %json {_complete(branch, root)}"]
-    if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
-        options.append(name.upper())
-        rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")
-    return (f'"\\n" ({" | ".join(options)}) "\\n{CLOSING}\\n"' if options else "text"), rules
 
 
 def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from server.http.tool_calls import Part, ToolCallParser
-from server.http.tool_parameters import MAX_NAME, SPACING, TEXT_RULE, parameter_rules, unenforced
+from server.http.tool_parameters import MAX_NAME, SPACING, ParameterGrammar, unenforced
 from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -277,15 +277,16 @@ def tool_grammar(
         f"calls: {writer.marked(opening)} call {more} {writer.marked(closing)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
+    parameters = ParameterGrammar()
     for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
         before, after = _call(form, function["name"])
         calls.append(f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}")
         if form is ToolForm.QWEN_XML:
-            calls += parameter_rules(f"arguments_{i}", schema, _comment(function))
+            parameters.add(f"arguments_{i}", schema, _comment(function))
         else:
             calls += [_comment(function), f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': SPACING})}"]
     if form is ToolForm.QWEN_XML:
-        calls.append(TEXT_RULE)
+        calls += parameters.rules
     if not free:
         rules = [f"start: {writer.marked(mark)} calls", *calls]
     elif answer is None:
