@@ -134,18 +134,17 @@ def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
     list of them, else ``schema``."""
     found, waiting, seen = list[dict[str, Any]](), [schema], set[int]()
     while waiting:
-        each = waiting.pop(0)
+        each = waiting.pop()
         each = each if isinstance(each, dict) else {}
         if id(each) in seen:
             continue
         seen.add(id(each))
-        parts = [each[keyword] for keyword in ("anyOf", _ONE_OF) if keyword in each]
-        if len(all_of := each.get("allOf") or ()) == 1:
-            parts.append(all_of)
+        parts = [each[keyword] for keyword in ("anyOf", _ONE_OF, "allOf") if keyword in each]
         if isinstance(target := _target(each.get("$ref"), root), dict):
             parts.append([target])
-        if len(parts) == 1 and isinstance(parts[0], list) and not _OWN.intersection(each):
-            waiting[:0] = parts[0]
+        is_list = len(parts) == 1 and isinstance(parts[0], list) and not _OWN.intersection(each)
+        if is_list and ("allOf" not in each or len(parts[0]) == 1):
+            waiting += reversed(parts[0])
         else:
             found.append(each)
     return found or [{}]

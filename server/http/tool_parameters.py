@@ -14,6 +14,7 @@ import orjson
 
 from server.json_body import too_deep
 from server.json_schemas import JSON_TYPES, branches, choices, json_types
+from specdec.engine.validation import MAX_SCHEMA_BYTES
 
 OPENING, CLOSING, END = "<parameter=", "</parameter>", "</function>"
 MAX_NAME = 256  # characters, of a tool and of a parameter
@@ -110,6 +111,7 @@ class ParameterGrammar:
 
     def __init__(self) -> None:
         self.rules: list[str] = [*_RULES]
+        self._length = 0  # of the schemas; with more than the engine allows, the rest is spared
         self._schemas: dict[str, str] = {}  # names of rules; tools have many parameters of the same schema
 
     def add(self, name: str, schema: Mapping[str, Any], comment: str) -> None:
@@ -117,28 +119,28 @@ class ParameterGrammar:
         compiler's error about it shows."""
         (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
         owner = {} if others else owner
-        listed, required = owner.get("properties"), owner.get("required")
-        required = required if isinstance(required, list) else []
-        known = {**(listed if isinstance(listed, dict) else {})}
-        known |= {key: {} for key in required if isinstance(key, str) and key not in known}
+        listed, needed = owner.get("properties"), owner.get("required")
+        known = dict(listed) if isinstance(listed, dict) else {}
+        required = {key for key in needed if isinstance(key, str)} if isinstance(needed, list) else set[str]()
+        known |= {key: {} for key in sorted(required - known.keys())}
         names = [key for key in known if re.fullmatch(_KEY, key)]
-        entries = [(_literal(f"{key}>"), key in required, known[key]) for key in names]
+        last_required = max((at for at, key in enumerate(names) if key in required), default=-1)
+        entries = [(_literal(f"{key}>"), known[key]) for key in names]
         if (further := owner.get("additionalProperties")) is not False:
             tag = f"{name.upper()}_OTHER"
-            self.rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _, _ in entries))
-            entries.append((tag, False, further))
+            self.rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _ in entries))
+            entries.append((tag, further))
 
         def following(at: int) -> str:
             """The entry ``at`` or a later one, or the end."""
-            goes_on = [f"next {name}_{at}"] if at < len(entries) else []
-            is_over = not any(is_required for _, is_required, _ in entries[at:])
-            return " | ".join(goes_on + ["end"] * is_over)
+            return " | ".join([f"next {name}_{at}"] * (at < len(entries)) + ["end"] * (at > last_required))
 
         self.rules.append(f"{name}: {following(0)}")
-        for at, (tag, is_required, value) in enumerate(entries):
+        for at, (tag, value) in enumerate(entries):
             values = self._values(f"{name}_{at}", value, schema, comment)
             after = following(min(at + 1, len(names)))  # the last entry may come again, if it stands for further ones
-            skipped = "" if is_required or at + 1 == len(entries) else f" | {name}_{at + 1}"
+            is_skipped = at + 1 < len(entries) and names[at] not in required
+            skipped = f" | {name}_{at + 1}" if is_skipped else ""
             self.rules.append(f"{name}_{at}: {tag} {values} ({after}){skipped}")
 
     def _values(self, name: str, schema: Any, root: Mapping[str, Any], comment: str) -> str:
@@ -147,13 +149,14 @@ class ParameterGrammar:
         for branch in branches(schema, root):
             if (values := choices(branch)) is not None:
                 texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
-            elif "string" in json_types(branch):
+            elif "string" in json_types(branch) or self._length > MAX_SCHEMA_BYTES:
                 return "text"
             elif (text := _complete(branch, root)) in self._schemas:
                 options.append(self._schemas[text])
             else:
                 options.append(self._schemas.setdefault(text, f"json_{len(self._schemas)}"))
                 self.rules += [comment, f"{options[-1]}: %json {text}"]
+                self._length += len(text)
         if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
             options.append(name.upper())
             self.rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")

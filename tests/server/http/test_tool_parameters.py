@@ -276,13 +276,25 @@ def test_a_parameter_may_be_one_of_several_lists() -> None:
     [
         {"$ref": "#"}, {"anyOf": []}, {"$ref": "#/$defs/a", "$defs": {"a": {"required": 5}}},
         {"$ref": "#/$defs/a", "$defs": {"a": {"properties": 5, "additionalProperties": True}}},
-        {"anyOf": 5}, {"allOf": [5]}, {"properties": {"a": True, "b>": {}, "": {}}, "required": ["a", [], "b>"]},
+        {"anyOf": 5}, {"allOf": [5]}, {"allOf": 5}, {"$ref": 5},
+        {"properties": {"a": {"allOf": 5, "anyOf": [5]}}},
+        {"properties": {"a": True, "b>": {}, "": {}}, "required": ["a", [], "b>"]},
         {"properties": {"a": {"enum": []}, "b": {"enum": 5}, "c": {"type": [5]}}},
     ],
 )  # fmt: skip
 def test_a_schema_that_says_little_allows_any_value(schema: dict[str, Any]) -> None:
     assert parameter_types(schema, "a") >= {"string", "null"}
     assert accepts(grammar(using(schema, required=("f",))), written({"a": "x"}))
+
+
+def test_a_huge_schema_is_refused_by_the_engine_and_not_worked_on() -> None:
+    many: dict[str, Any] = {f"a{i}": {"type": "array", "items": {"$ref": "#/$defs/one"}} for i in range(20_000)}
+    either = {"anyOf": [{"type": "integer", "minimum": i} for i in range(20_000)]}
+    schema = {"properties": {**many, "either": either}, "required": [*many], "$defs": {"one": {"type": "null"}}}
+    params = using(schema, required=("f",)).grammar(byte_level())
+    assert params is not None
+    assert 1 << 16 < len(params.text) < 1 << 23
+    assert parameter_types(schema, "either") == {"integer"}
 
 
 def test_a_parameter_that_is_not_listed_follows_the_schema_of_further_ones() -> None:
