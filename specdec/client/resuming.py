@@ -58,6 +58,8 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
+        self._open_calls = 0  # each for the rest of a sample; those that the server has queued count too
+        self._place_given_back = asyncio.Event()  # the next end of an open call that may have had a place at the server
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -104,9 +106,9 @@ class ResumableStream:
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began = len(had.tokens), False
+            known, began, place_given_back = len(had.tokens), False, self._place_given_back
             try:
-                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
+                async with aclosing(self._counted_call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
                         began = True
                         if isinstance(event, Started):
@@ -123,10 +125,8 @@ class ResumableStream:
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
-                if error.metadata.get("limit") == "max_concurrent" and self._message.sampling.n > 1:
-                    # Other samples take the key's places until they have ended, however long that is.
-                    error.retry_after_s = min(error.retry_after_s or retry.first_s, retry.longest_s)
-                    await self._connection.pause(error, 1, self._until, _first_of(retry))
+                if _has_no_place(error) and (self._open_calls or place_given_back.is_set()):
+                    await place_given_back.wait()  # other samples take the key's places
                     continue
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
@@ -140,6 +140,25 @@ class ResumableStream:
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
+
+    async def _counted_call(
+        self, message: Message, retry: RetryPolicy, stopped: int
+    ) -> AsyncGenerator[Started | Delta | Finished, None]:
+        """`_call`, counted in ``_open_calls``."""
+        self._open_calls += 1
+        given_back = True
+        try:
+            async with aclosing(self._call(message, retry, stopped)) as events:
+                async for event in events:
+                    yield event
+        except CallError as error:
+            given_back = not _has_no_place(error)
+            raise
+        finally:
+            self._open_calls -= 1
+            if given_back:
+                self._place_given_back.set()
+                self._place_given_back = asyncio.Event()
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
@@ -222,3 +241,8 @@ async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _has_no_place(error: CallError) -> bool:
+    """Whether the call was refused because other requests take all places that ``max_concurrent`` gives its key."""
+    return error.metadata.get("limit") == "max_concurrent"
