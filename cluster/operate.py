@@ -72,8 +72,13 @@ def attached(config: ClusterConfig, address: str | None = None) -> Iterator[Any]
     Raises:
         FleetUnreachableError: there is none.
     """
-    with _ray_at(address or _own_address(config)):
+    with _joined_own(config) if address is None else _ray_at(address):
         yield find_reconciler()
+
+
+def _joined_own(config: ClusterConfig) -> contextlib.AbstractContextManager[None]:
+    address = _own_address(config)
+    return _joined(f"no Ray answers at {address}", address=address)
 
 
 def _ray_at(address: str) -> contextlib.AbstractContextManager[None]:

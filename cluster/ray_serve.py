@@ -400,11 +400,11 @@ def _cause(message: str) -> str:
     methods and commands, so they are said in the fleet's words."""
     if slow := re.search(r" has (\d+) replicas\s+that have taken more than .* to be scheduled.*: (\{.*?\}),", message):
         return (
-            f"no machine has room for replicas, {slow[1]} of them, that reserve {slow[2]} each: scale others down, or "
-            "reserve less under `replicas` in cluster.yaml"
+            f"no machine has room yet for {slow[1]} of the replicas, which reserve {slow[2]} each: scale others down, "
+            "or reserve less under `replicas` in cluster.yaml"
         )
     if slow := re.search(r" has (\d+) replicas\s+that have taken more than .* to initialize", message):
-        return f"replicas are still loading, {slow[1]} of them"
+        return f"{slow[1]} of the replicas are still loading"
     return re.split(r"^(?:specdec\.errors|cluster\.\w+)\.\w+: ", message, flags=re.MULTILINE)[-1].strip()
 
 

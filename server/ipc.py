@@ -18,7 +18,7 @@ import msgpack
 
 from specdec.core.types import Delta, Failed, Finished, RequestEvent, Started, StepTree, TokenLogprobs
 
-MAX_FRAME_BYTES = 1 << 30
+MAX_VALUE_BYTES = 1 << 30  # of a text in a frame
 
 
 class Frame(StrEnum):
@@ -58,19 +58,19 @@ class FrameReader:
     """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
-        self._unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
+        self._unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=MAX_VALUE_BYTES)
 
     def feed(self, data: bytes) -> list[list[Any]]:
         """Add ``data`` and return every complete frame.
 
         Raises:
-            FrameError: it is not msgpack, not an array, or too long.
+            FrameError: it is not msgpack, not an array, or has a value that is too long.
         """
         try:
             self._unpacker.feed(data)
             frames = list(self._unpacker)
         except Exception as error:  # the library raises several unrelated types for malformed input
-            raise FrameError(f"frame is not msgpack: {error}") from None
+            raise FrameError(f"frame is not msgpack: {error or type(error).__name__}") from None
         if not all(isinstance(frame, list) and frame for frame in frames):
             raise FrameError("frame is not a non-empty array")
         return frames

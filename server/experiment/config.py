@@ -142,7 +142,8 @@ class Load(StrictModel):
 
 
 class MetricTarget(StrictModel):
-    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping with one. Without a quantile: the mean."""
+    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or a mapping whose `metric` is written so. Without a quantile: the
+    mean."""
 
     metric: str
     quantile: float | None = Field(None, gt=0, lt=1)

@@ -181,6 +181,14 @@ async def test_samples_resume_one_after_the_other_where_the_key_allows_one_call(
     assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
+async def test_samples_give_up_where_others_hold_the_places_of_the_key() -> None:
+    script = Script([started(), BREAK], [RateLimitedError("key", "max_concurrent", 1, 0.01)])
+    async with talking(script) as client, asyncio.timeout(5):
+        with pytest.raises(CallError) as caught:
+            await gather(client, sampling=SamplingParams(n=3, seed=5))
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_only_the_end_of_the_call_is_missing() -> None:
     script = Script([started(), delta("ab", 1, 2), finished(), BREAK])
     async with talking(script) as client:

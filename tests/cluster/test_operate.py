@@ -423,12 +423,12 @@ def test_a_rollout_waits_for_unchanged_releases_too(fleet: Fleet) -> None:
             "scheduled. This may be due to waiting for the cluster to auto-scale or for a runtime environment to be "
             'installed. Resources required for each replica: {"CPU": 8.0}, total resources available: {}. Use `ray '
             "status` for more details.",
-            'room for replicas, 2 of them, that reserve {"CPU": 8.0} each',
+            'no machine has room yet for 2 of the replicas, which reserve {"CPU": 8.0} each',
         ),
         (
             "Deployment 'server' in application 'coder.blue' has 1 replicas that have taken more than 30s to "
             "initialize.\nThis may be caused by a slow __init__ or reconfigure method.",
-            "coder.blue: UPDATING: replicas are still loading, 1 of them",
+            "coder.blue: UPDATING: 1 of the replicas are still loading",
         ),
     ],
 )
