@@ -106,11 +106,11 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(each, dict) and id(each) not in joint:
             joint.add(id(each))
             waiting += _inner({key: value for key, value in each.items() if key not in _DEFINITIONS})
-            waiting.append(_target(each.get("$ref"), schema))
+            waiting.append(target(each.get("$ref"), schema))
     return _changed(schema, lambda each: each if id(each) in joint else _closed_itself(each))
 
 
-def _target(reference: Any, root: Any) -> Any:
+def target(reference: Any, root: Any) -> Any:
     """The schema to which ``reference`` points; None: there is none in ``root``."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -140,8 +140,8 @@ def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         seen.add(id(each))
         parts = [each[keyword] for keyword in ("anyOf", _ONE_OF, "allOf") if keyword in each]
-        if isinstance(target := _target(each.get("$ref"), root), dict):
-            parts.append([target])
+        if isinstance(referred := target(each.get("$ref"), root), dict):
+            parts.append([referred])
         is_list = len(parts) == 1 and isinstance(parts[0], list) and not _OWN.intersection(each)
         if is_list and ("allOf" not in each or len(parts[0]) == 1):
             waiting += reversed(parts[0])

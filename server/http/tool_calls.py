@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import uuid
 from collections.abc import Callable, Generator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.http.tool_parameters import CLOSING, END, MAX_NAME, OPENING, ParameterText, parameter_types
+from server.http.tool_parameters import CLOSING, ENDS, MAX_NAME, OPENING, ParameterText, ParameterTypes
 from server.json_body import MAX_DEPTH
 from specdec.models.tool_forms import ToolForm
 
@@ -95,6 +96,7 @@ class ToolCallParser:
         self._raw: list[str] = []  # looked at, and part of what may be a call
         self._begun = CallBegin(0, "", "")  # the last one
         self._open: list[str] | None = None  # the arguments so far of the call that has begun
+        self._types: dict[str, ParameterTypes] = {}
         self._parts: list[Part] = []
         self._ended = self._silent = False
         self.calls = self.whole_calls = 0
@@ -162,10 +164,17 @@ class ToolCallParser:
                 self._end((yield from self._arguments(name)))
 
     def _qwen_xml(self) -> Reading[None]:
-        """Small models leave out the mark. Without it only calls of known tools count."""
-        while mark := (yield from self._text_until("<tool_call>", _FUNCTION)):
+        """Small models leave out the mark. Without it only calls of known tools count, at a line's beginning."""
+        while True:
             yield from self._space()
-            is_marked = mark != _FUNCTION
+            mark = yield from self._mark("<tool_call>", _FUNCTION)
+            if not mark:
+                self._end(False)
+                mark = yield from self._text_until("<tool_call>", f"\n{_FUNCTION}")
+            if not mark:
+                return
+            yield from self._space()
+            is_marked = mark == "<tool_call>"
             if not is_marked or (yield from self._mark(_FUNCTION)):
                 name, closed = yield from self._name(">")
                 is_call = bool(closed) and (is_marked or name in self._tools)
@@ -180,8 +189,9 @@ class ToolCallParser:
         """Emit the text up to the first of ``marks``, and take that; empty: there is none."""
         self._raw = []
         while True:
-            found = min(filter(self._held.count, marks), key=self._held.index, default="")
-            before, _, after = self._held.partition(found) if found else (self._held, "", "")
+            first = _any_of(marks).search(self._held)
+            found, begin, end = (first[0], *first.span()) if first else ("", len(self._held), 0)
+            before, after = self._held[:begin], self._held[end:]
             if self._ended and not found:
                 if before and not (self.calls and before.isspace()):
                     self._emit(before)
@@ -271,17 +281,19 @@ class ToolCallParser:
         return (yield from self._streamed())
 
     def _parameters(self, name: str) -> Reading[bool]:
-        """Take the parameters of ``name``, each in tags, and `END`; whether they are whole."""
+        """Take the parameters of ``name``, each in tags, and one of `ENDS`; whether they are whole."""
         yield from self._space()
-        mark, before = (yield from self._mark(OPENING, END)), "{"
+        mark, before = (yield from self._mark(OPENING, *ENDS)), "{"
+        if name not in self._types:
+            self._types[name] = ParameterTypes(self._tools.get(name, {}))
+        types = self._types[name]
         while mark == OPENING:
             key, closed = yield from self._name(">", pattern=_KEY)
             if not key or not closed:
                 return False
             self._begin(name)
             self._argue(f"{before}{orjson.dumps(key).decode()}: ")
-            value = ParameterText(parameter_types(self._tools.get(name, {}), key))
-            mark, before = (yield from self._parameter(value)), ", "
+            mark, before = (yield from self._parameter(ParameterText(types.of(key)))), ", "
         if mark:
             self._begin(name)
             self._argue("{}" if before == "{" else "}")
@@ -300,7 +312,7 @@ class ToolCallParser:
             if found:
                 closing, count = self._take(len(before) - size + len(CLOSING)), len(self._raw)
                 yield from self._space()
-                if mark := (yield from self._mark(OPENING, END)):
+                if mark := (yield from self._mark(OPENING, *ENDS)):
                     self._argue(value.end())
                     return mark
                 self._held = "".join(self._raw[count:]) + self._held  # the value goes on
@@ -411,6 +423,11 @@ def _loaded(text: str) -> Any:
 def _arguments_text(value: Any) -> str:
     """Some models write arguments as JSON text in a string, or null for none."""
     return value if isinstance(value, str) else "{}" if value is None else orjson.dumps(value).decode()
+
+
+@functools.cache
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))
 
 
 def _begun(text: str, *marks: str) -> int:

@@ -1,34 +1,56 @@
 """The parameters of calls in the form `ToolForm.QWEN_XML`: their text as JSON, and a grammar of it.
 
-A value's text ends at the first `CLOSING` before another parameter or `END`, so no value can hold these in a row.
+A value's text ends at the first `CLOSING` before another parameter or one of `ENDS`, so no value can hold these in a
+row.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from server.json_body import too_deep
-from server.json_schemas import JSON_TYPES, branches, choices, json_types
+from server.json_schemas import JSON_TYPES, branches, choices, json_types, target
 from specdec.engine.validation import MAX_SCHEMA_BYTES
 
 OPENING, CLOSING, END = "<parameter=", "</parameter>", "</function>"
+ENDS = (END, "</tool_call>")  # of a call; the second one if a model forgot the first
 MAX_NAME = 256  # characters, of a tool and of a parameter
 _KEY = rf"[^>\n]{{1,{MAX_NAME}}}"  # other names of parameters cannot be written in this form
 
 
-def parameter_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The JSON types that the parameter ``key`` may have. ``schema``: of the tool's arguments."""
-    owners = branches(schema, schema)
-    listed = [own for each in owners if isinstance(own := each.get("properties"), dict)]
-    given = [own[key] for own in listed if key in own] or [each.get("additionalProperties") for each in owners]
-    return frozenset[str]().union(*(json_types(each) for value in given for each in branches(value, schema)))
+def _owners(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objects that list a call's parameters; several: one of them applies. ``schema``: of the tool's arguments,
+    whose own ``type`` many callers give beside a reference or a list of alternatives."""
+    return branches({key: value for key, value in schema.items() if key != "type"}, schema)
 
 
+class ParameterTypes:
+    """The JSON types that a tool's parameters may have. ``schema``: of its arguments."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        owners, given = _owners(schema), dict[str, list[Any]]()
+        for owner in owners:
+            listed = owner.get("properties")
+            for key, value in listed.items() if isinstance(listed, dict) else ():
+                given.setdefault(key, []).append(value)
+        self._schema = schema
+        self._others = self._types([owner.get("additionalProperties") for owner in owners])
+        self._known = {key: self._types(values) for key, values in given.items()}
+
+    def _types(self, values: Iterable[Any]) -> frozenset[str]:
+        return frozenset[str]().union(*(json_types(each) for value in values for each in branches(value, self._schema)))
+
+    def of(self, key: str) -> frozenset[str]:
+        """Those of the parameter ``key``."""
+        return self._known.get(key, self._others)
+
+
+_REFERENCE = re.compile(r'"\$ref": ("#[^"]*")')
 _NUMBER = "-0123456789"
 _STARTS = {"array": "[", "object": "{", "integer": _NUMBER, "number": _NUMBER, "boolean": "tTfF", "null": "nN"}
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}  # some templates write Python's
@@ -76,9 +98,8 @@ def _as_json(text: str, types: Collection[str]) -> str:
         value = orjson.loads(plain)
     except orjson.JSONDecodeError:
         return orjson.dumps(text).decode()
-    kind = (
-        "integer" if plain.lstrip("-").isdigit() else JSON_TYPES[type(value)]
-    )  # the library reads large ones as floats
+    # The library reads large integers as floats.
+    kind = "integer" if plain.lstrip("-").isdigit() else JSON_TYPES[type(value)]
     if kind == "number" and not {"number", "string"}.intersection(types) and value.is_integer():
         return str(int(value))
     is_meant = "string" not in types or (kind != "string" and kind in types)
@@ -90,7 +111,7 @@ def _as_json(text: str, types: Collection[str]) -> str:
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 
 _SPACE = r"[\s\x1c-\x1f]*"  # what Python's str.strip drops
-_END_OF_VALUE = rf"(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)(?s:.*)"
+_END_OF_VALUE = rf"(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>|<\/tool_call>)(?s:.*)"
 _RULES = (
     # A string with the newlines around it and its closing tag, which ends it at a line's beginning whatever follows: a
     # model that goes astray there would write a string without end.
@@ -117,7 +138,7 @@ class ParameterGrammar:
     def add(self, name: str, schema: Mapping[str, Any], comment: str) -> None:
         """Add the rule ``name`` of all parameters of a call, with `END`. comment: a line above each schema, which the
         compiler's error about it shows."""
-        (owner, *others) = branches({key: value for key, value in schema.items() if key != "type"}, schema)
+        (owner, *others) = _owners(schema)
         owner = {} if others else owner
         listed, needed = owner.get("properties"), owner.get("required")
         known = dict(listed) if isinstance(listed, dict) else {}
@@ -165,20 +186,32 @@ class ParameterGrammar:
 
 def unenforced(schema: Mapping[str, Any]) -> str:
     """Keywords of the schema's strings that `ParameterGrammar` leaves out."""
-    listed = schema.get("properties") or {}
-    texts = [each for value in listed.values() for each in branches(value, schema) if "string" in json_types(each)]
+    listed = [value for owner in _owners(schema) for value in (owner.get("properties") or {}).values()]
+    texts = [
+        each
+        for value in listed
+        for each in branches(value, schema)
+        if "string" in json_types(each) and choices(each) is None
+    ]
     return ", ".join(
         key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
     )
 
 
 def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """``schema``, a part of ``root``, with what its references need."""
-    text = json.dumps({**schema, "x-guidance": SPACING})
-    if '"$ref": "#' not in text:
-        return text
-    text = json.dumps({**schema, "x-guidance": SPACING, "$defs": {"root": root}})
-    return text.replace('"$ref": "#', '"$ref": "#/$defs/root')
+    """``schema``, a part of ``root``, with what its references reach."""
+    numbers: dict[str, int] = {}
+
+    def numbered(part: Any) -> str:
+        return _REFERENCE.sub(
+            lambda found: f'"$ref": "#/$defs/{numbers.setdefault(found[1], len(numbers))}"', json.dumps(part)
+        )
+
+    text, definitions = numbered({**schema, "x-guidance": SPACING}), list[str]()
+    while len(definitions) < len(numbers):
+        pointer = json.loads([*numbers][len(definitions)])
+        definitions.append(f'"{len(definitions)}": {numbered(target(pointer, root))}')
+    return f'{text[:-1]}, "$defs": {{{", ".join(definitions)}}}}}' if definitions else text
 
 
 def _literal(text: str) -> str:

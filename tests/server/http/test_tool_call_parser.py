@@ -199,8 +199,11 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look at this", ["[TOOL_CALLS]look at this"]),
     (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look[ARGS]5 ", ["[TOOL_CALLS]look[ARGS]5 "]),
     (ToolForm.QWEN_XML, f"Well.\n\n{XML}\n{XML}\n", ["Well.", LOOK, LOOK]),
+    (ToolForm.QWEN_XML, XML.replace("</function>\n", "") + f"\n{XML}", [LOOK, LOOK]),  # the first has no end of its own
     *[(ToolForm.QWEN_XML, XML[:-cut], [LOOK]) for cut in range(1, 13)],  # the answer ended instead of the tag, or in it
-    (ToolForm.QWEN_XML, f"So: {TAGS}", ["So:", ("look", {"a": "</parameter> <", "at": "é"})]),  # no mark, no newlines
+    (ToolForm.QWEN_XML, f'{{"code": "{TAGS}"}}', [f'{{"code": "{TAGS}"}}']),  # quoted
+    (ToolForm.QWEN_XML, f"So: {TAGS}", [f"So: {TAGS}"]),
+    (ToolForm.QWEN_XML, f"So:\n{TAGS}", ["So:", ("look", {"a": "</parameter> <", "at": "é"})]),  # no mark, no newlines
     (ToolForm.QWEN_XML, "<function=find></function>\n</tool_call> x", [("find", {}), " x"]),
     (ToolForm.QWEN_XML, "<tool_call><function=f></function></tool_call>", [("f", {})]),
     *[

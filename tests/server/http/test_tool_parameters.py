@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from server.http.tool_calls import CallArguments, CallEnd, ToolCall
-from server.http.tool_parameters import ParameterText, parameter_types
+from server.http.tool_parameters import ParameterText, ParameterTypes, unenforced
 from server.http.tool_use import ToolUse
 from specdec.grammar.state import GrammarState
 from specdec.models.chat_template import ChatTemplate
@@ -36,9 +36,14 @@ OTHERS = ["null", "None", "true", "5", "-", "[", "[1]", "{", "{}", '"', "\\", "\
 TEXT = st.one_of(
     st.text(max_size=8), st.lists(st.sampled_from([*TAGS, *OTHERS]), max_size=6).map("".join), st.sampled_from(OTHERS)
 )
-END = re.compile(r"</parameter>\s*(<parameter=|</function>)")
+END = re.compile(r"</parameter>\s*(<parameter=|</function>|</tool_call>)")
 LINES = re.compile("(?<=\n)</parameter>(?=\n)")  # of which a value of a grammar holds none
-ENDS = ["</parameter>\n<parameter=", "</parameter><parameter=both>x", "</parameter></function>"]
+ENDS = [
+    "</parameter>\n<parameter=",
+    "</parameter><parameter=both>x",
+    "</parameter></function>",
+    "</parameter>\n</tool_call>",
+]
 SCALAR = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
 NESTED = st.recursive(
     st.one_of(SCALAR, TEXT),
@@ -260,14 +265,14 @@ PLACES: dict[str, Any] = {
 )  # fmt: skip
 def test_a_value_has_a_type_of_its_schema(key: str, text: str, value: Any) -> None:
     for pieces in ([text], [*text]):
-        found = ParameterText(parameter_types(PLACES, key))
+        found = ParameterText(ParameterTypes(PLACES).of(key))
         assert json.loads("".join(map(found.push, filter(None, pieces))) + found.end()) == value
 
 
 def test_a_parameter_may_be_one_of_several_lists() -> None:
     either = {"oneOf": [{"properties": {"a": {"type": "string"}}}, {"$ref": "#/$defs/b"}], "$defs": {"b": PLACES}}
-    assert parameter_types(either, "a") == {"string"}
-    assert parameter_types(either, "count") == {"integer"}
+    assert ParameterTypes(either).of("a") == {"string"}
+    assert ParameterTypes(either).of("count") == {"integer"}
     assert accepts(grammar(using(either, required=("f",))), written({"b": "x", "a": 1}))
 
 
@@ -283,8 +288,30 @@ def test_a_parameter_may_be_one_of_several_lists() -> None:
     ],
 )  # fmt: skip
 def test_a_schema_that_says_little_allows_any_value(schema: dict[str, Any]) -> None:
-    assert parameter_types(schema, "a") >= {"string", "null"}
+    assert ParameterTypes(schema).of("a") >= {"string", "null"}
     assert accepts(grammar(using(schema, required=("f",))), written({"a": "x"}))
+
+
+@pytest.mark.parametrize("root", [{"$ref": "#/$defs/root"}, {"anyOf": [{"$ref": "#/$defs/root"}]}])
+def test_a_type_beside_a_reference_changes_nothing(root: dict[str, Any]) -> None:
+    schema = {"type": "object", **root, "$defs": {"root": {"properties": {"a": {"type": "string", "pattern": "x"}}}}}
+    assert ParameterTypes(schema).of("a") == {"string"}
+    assert unenforced(schema) == "pattern"
+
+
+def test_references_take_only_what_they_reach() -> None:
+    """Three definitions for twelve parameters, one of which refers to itself and to another."""
+    leaf = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    tree = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/le~1af"}]}}
+    unused = {f"d{i}": {"type": "object", "properties": {f"p{j}": {} for j in range(30)}} for i in range(20)}
+    listed = {f"a{i}": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 9 + i} for i in range(12)}
+    schema = {"properties": listed, "$defs": {"tree": tree, "le/af": leaf, **unused}}
+    params = using(schema, required=("f",)).grammar(byte_level())
+    assert params is not None
+    assert len(params.text) < 12_000
+    found = grammar(using(schema, required=("f",)))
+    assert accepts(found, written({"a1": [[{"x": 1}, []]], "a4": []}))
+    assert not accepts(found, written({"a1": [[{"x": 3}]]}))
 
 
 def test_a_huge_schema_is_refused_by_the_engine_and_not_worked_on() -> None:
@@ -294,7 +321,7 @@ def test_a_huge_schema_is_refused_by_the_engine_and_not_worked_on() -> None:
     params = using(schema, required=("f",)).grammar(byte_level())
     assert params is not None
     assert 1 << 16 < len(params.text) < 1 << 23
-    assert parameter_types(schema, "either") == {"integer"}
+    assert ParameterTypes(schema).of("either") == {"integer"}
 
 
 def test_a_parameter_that_is_not_listed_follows_the_schema_of_further_ones() -> None:
