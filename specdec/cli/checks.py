@@ -105,9 +105,8 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
         held = min(config.max_batch, budget.kv_tokens // (context + PAGE_TOKENS))
         rule = f"{budget.kv_tokens} tokens of KV cache, by {budget.kv_rule}"
         lines.append(("sequences", f"{held} of {context} tokens at a time, {config.max_batch} shorter ones ({rule})"))
-        lines += [
-            ("speed", line) for line in speed_lines(bytes_per_s, target.read_bytes, draft.read_bytes if draft else None)
-        ]
+        level = None if draft is None or target.config.experts else draft.read_bytes  # rows choose experts of their own
+        lines += [("speed", line) for line in speed_lines(bytes_per_s, target.read_bytes, level)]
     return Outlook(lines, budget.fits)
 
 

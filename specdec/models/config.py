@@ -37,6 +37,8 @@ class RopeConfig:
     def __post_init__(self) -> None:
         _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
         _check_positive("rope scaling", *(float(each) for each in (self.scaling or ())[1:]))
+        if self.context and self.theta <= 1:
+            raise ValueError(f"a rotary base of {self.theta} is too small for yarn")
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:

@@ -148,17 +148,27 @@ FAMILIES = {
     "gemma3": "gemma3",
 }
 
+_MISTRAL_WITH_IMAGES = "mistral3"  # holds a language model of type mistral, or of a later one
+
 # Defaults of a family's configuration class in transformers; published configs omit such fields
 _COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
-    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mistral": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
     "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
     "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
     "qwen3_moe": {
         "sliding_window": 4096,
         "max_window_layers": 28,
-        "head_dim": 128,
+        "num_key_value_heads": 4,
         "moe_intermediate_size": 768,
         "num_experts": 128,
         "num_experts_per_tok": 8,
@@ -192,7 +202,9 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
         ModelError: a field is missing or out of range.
     """
     with well_formed(f"{name}: config.json"):
-        model_type = str(_language_model(data).get("model_type", data.get("model_type", "(none)")))
+        model_type = str(data.get("model_type", "(none)"))
+        if model_type == _MISTRAL_WITH_IMAGES:
+            model_type = str(_language_model(data).get("model_type"))
         family = FAMILIES.get(model_type)
         if family is None:
             known = ", ".join(sorted(set(FAMILIES.values())))
@@ -265,7 +277,8 @@ class _Reader:
         for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if self.data.get(key):
                 raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
-        if self.data.get("mlp_only_layers") or self.data.get("decoder_sparse_step", 1) != 1:
+        dense = self.data.get("mlp_only_layers") or self.data.get("decoder_sparse_step", 1) != 1
+        if dense and self.family == "qwen3_moe":
             raise UnsupportedModelError(
                 f"{self.name}: layers with and without experts are not supported; use another model"
             )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.config import WeightDtype
+from specdec.errors import UnsupportedModelError
 from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
 from verify_kernels.packed_weights import (
@@ -135,7 +136,8 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         found = _plan_pieces(source, plan, dtype)
         if ".experts." in plan.parts[0][0] and (len(found) > 1 or found[0].order is not None):
-            found = [LinearPiece(plan, 0, "int8")]  # a kernel finds an expert by its place in one matrix
+            # a kernel finds an expert by its place in one matrix
+            found = [LinearPiece(plan, 0, "q4_0" if dtype == "int4" and plan.columns % GROUP == 0 else "int8")]
         pieces += found
     embed = _embedding_blocks(source, dtype)
     if embed is not None and not (source.config.tie_embeddings and pieces[-1].kind == embed):
@@ -215,6 +217,8 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
         if piece.order is not None:
             arrays.append((name + ".order", "int32", (plan.columns,)))
         if has_bias(plan, source):
+            if ".experts." in plan.parts[0][0]:
+                raise UnsupportedModelError(f"{source.name}: experts with a bias are not supported; use another model")
             arrays.append((name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
     if _embedding_blocks(source, dtype) is None:

@@ -65,6 +65,7 @@ def test_experts_in_either_spelling() -> None:
     assert (by_release_4.experts, by_release_4.experts_per_token, by_release_4.intermediate_size) == (6, 2, 32)
     assert by_release_4.normalise_experts
     assert not parse_hf_config(base, "m").normalise_experts
+    assert (by_release_4.head_dim, by_release_4.n_kv_heads) == (16, 4)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -196,14 +197,35 @@ def test_qwen_window_needs_its_switch() -> None:
     ("change", "error", "words"),
     [
         ({"model_type": "mamba"}, UnsupportedModelError, "'mamba' is not supported.*llama"),
-        ({"text_config": {"model_type": "ministral3"}}, UnsupportedModelError, "'ministral3' is not supported"),
+        (
+            {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+            UnsupportedModelError,
+            "'ministral3' is not supported",
+        ),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "llama"}},
+            UnsupportedModelError,
+            "'llava' is not supported",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1.0,
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            ModelError,
+            "rotary base of 1.0 is too small",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "gptq.*GGUF"),
         ({"rope_parameters": {"rope_type": "longrope"}}, UnsupportedModelError, "rope scaling 'longrope'"),
         ({"rope_scaling": {"type": "yarn", "truncate": False}}, UnsupportedModelError, "rope scaling 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ModelError, "yarn rope scaling lacks 'original_max_pos"),
         ({"hidden_act": "relu"}, UnsupportedModelError, "activation 'relu'"),
-        ({"mlp_only_layers": [0]}, UnsupportedModelError, "with and without experts"),
-        ({"decoder_sparse_step": 2}, UnsupportedModelError, "with and without experts"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, UnsupportedModelError, "with and without experts"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, UnsupportedModelError, "with and without experts"),
         ({"model_type": "qwen3_moe", "num_experts": 4}, ModelError, "8 experts of 4"),
         ({"num_hidden_layers": 0}, ModelError, "num_hidden_layers.*positive"),
         ({"hidden_size": 128}, ModelError, r"shape \[.*64\].*calls for \[.*128\]"),

@@ -21,9 +21,9 @@ from specdec.models.quantized import QuantizedSource
 from specdec.models.resolve import HFCheckpoint
 from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences, expected_layer, found_layer
-from tests.models.quantized_folders import Scheme, change_config, quantise, write_folder
+from tests.models.quantized_folders import Scheme, change_config, quantise, quantise_folder, write_folder
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
-from tests.models.tiny import VOCAB_SIZE, load_oracle
+from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model
 from verify_kernels.gpu.quantized_weights import unpack_int4
 from verify_kernels.reference.backend import ReferenceBackend
 
@@ -372,3 +372,28 @@ def test_the_writer_quantises() -> None:
     for scheme, bound in ((Scheme("awq"), 0.2), (Scheme("gptq", act_order=True), 0.2), (Scheme("gptq", bits=8), 0.02)):
         _, matrix = quantise(weight, scheme, 1)
         assert abs(matrix - weight).mean() < bound * abs(weight).mean()
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_experts_of_a_quantised_folder(act_order: bool, tmp_path: Path) -> None:
+    """One matrix holds all experts, so an order of each one's own is not kept; int4 rounds to four bits then."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 128}
+    plain, folder = (make_tiny_model("qwen3_moe", tmp_path / name, **sizes) for name in ("plain", "quantised"))
+    quantise_folder(plain, folder, Scheme("gptq", act_order=act_order))
+    exact = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+    assert differences(exact.weights, load_oracle(plain)) == []
+    kinds = {}
+    for dtype in ("auto", "int4"):
+        layer = load_model(str(folder), dtype=dtype, cache_dir=tmp_path).weights.layers[0]  # type: ignore[arg-type]
+        kinds[dtype] = {getattr(layer, name).kind for name in ("gate_up", "down")}
+    kept = {BLOCKS[Scheme("gptq").group]}
+    assert kinds == {"auto": {"int8"} if act_order else kept, "int4": {"q4_0"} if act_order else kept}
+
+
+def test_experts_with_a_bias_are_rejected(tmp_path: Path) -> None:
+    folder = make_tiny_model("qwen3_moe", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.0.up_proj.bias"] = torch.ones(48)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match="m: experts with a bias are not supported"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)

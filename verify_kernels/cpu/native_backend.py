@@ -126,6 +126,8 @@ class NativeBackend:
         if min(len(spec.gated), len(spec.out), len(self._q)) < pairs:
             raise ValueError(f"experts: scratch and reserved rows must hold {pairs} pairs of rows and experts")
         _need("scores", spec.scores, spec.experts)
+        if not spec.scores.is_contiguous():
+            raise ValueError("scores: must be contiguous")
         expert, place, row = (torch.zeros(pairs, dtype=torch.int32) for _ in range(3))
         share, start = torch.zeros(pairs), torch.zeros(spec.experts + 1, dtype=torch.int32)
         args = ExpertsArgs(
