@@ -38,8 +38,8 @@ MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
-    "modules": 331,
-    "lines": 80_800,
+    "modules": 332,
+    "lines": 81_500,
     "largest": 700,
     "cycles": 0,
     "step": 20,

@@ -50,24 +50,6 @@ _QWEN = ModelConfig(
     qkv_bias=True,
 )
 
-_QWEN3_MOE = ModelConfig(
-    family="qwen3_moe",
-    vocab_size=151936,
-    hidden_size=2048,
-    n_layers=48,
-    n_heads=32,
-    n_kv_heads=4,
-    head_dim=128,
-    intermediate_size=768,
-    max_context=262144,
-    norm_eps=1e-6,
-    rope=RopeConfig(10_000_000.0),
-    attn_scale=128**-0.5,
-    qk_norm=True,
-    experts=128,
-    experts_per_token=8,
-)
-
 # As the models' own config.json files have them; tiny is for tests.
 RANDOM_SHAPES: dict[str, ModelConfig] = {
     "llama-3.1-8b": _LLAMA,
@@ -96,7 +78,6 @@ RANDOM_SHAPES: dict[str, ModelConfig] = {
     "qwen2.5-coder-32b": replace(
         _QWEN, hidden_size=5120, n_layers=64, n_heads=40, n_kv_heads=8, intermediate_size=27648
     ),
-    "qwen3-coder-30b-a3b": _QWEN3_MOE,
     "tiny": replace(
         _QWEN,
         vocab_size=384,
@@ -227,7 +208,7 @@ class RandomSource(TensorSource):
             return branch / math.sqrt(config.q_size)
         if part == "down":
             return branch / (_GATED_RMS * math.sqrt(config.intermediate_size))
-        return 1 / math.sqrt(config.hidden_size)  # v, gate, up, router
+        return 1 / math.sqrt(config.hidden_size)  # v, gate, up
 
 
 _RECIPE, _SEED = 1, 0  # raise the first when other values come out of the same seed
