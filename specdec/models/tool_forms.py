@@ -36,6 +36,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
     ((">>>",), None),  # Functionary
     (("<tool_call>", "<function=", "<parameter="), ToolForm.QWEN_XML),
     (("<function=",), None),  # another of Functionary's
+    (("<arg_key>",), None),  # GLM
     (("<tool_call>",), ToolForm.HERMES),
     (("<|python_tag|>",), ToolForm.LLAMA),
     (("ipython", '"parameters": '), ToolForm.LLAMA),

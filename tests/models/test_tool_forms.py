@@ -27,6 +27,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
         ("<function=example>{}</function><|python_tag|>", None),
         ("<tool_call><function=example><parameter=at>1</parameter></function></tool_call>", ToolForm.QWEN_XML),
         ("<seed:tool_call><function=example><parameter=at>1</parameter></function></seed:tool_call>", None),
+        ("<tool_call>f\n<arg_key>at</arg_key>\n<arg_value>1</arg_value>\n</tool_call>", None),
         ("tools are told, and no call is known", None),
     ],
 )
