@@ -90,7 +90,7 @@ async def test_bug_a_missing_llama_cpp_is_told_before_the_first_road(
         return {}
 
     monkeypatch.setattr(EditsBench, "road", road)
-    monkeypatch.setattr(edits_bench, "find_model", lambda *_: SimpleNamespace(gguf=lambda: tmp_path))
+    monkeypatch.setattr(edits_bench, "find_model", lambda *_: SimpleNamespace(path=tmp_path / "m.gguf"))
     fakes = {"factory": "tests.fake_engine:echo", "tokenizer": "tests.server.fake_tokenizer:FakeTokenizer"}
     monkeypatch.setattr(edits_bench, "LocalServer", functools.partial(LocalServer, **fakes))
     engine = EngineConfig(target="fake", cache_dir=tmp_path)
