@@ -462,7 +462,7 @@ class EngineSupervisor:
             return None
         if not message and how.startswith("killed by signal 9"):
             how = how.replace("signal 9", "signal 9, perhaps by the kernel for lack of memory", 1)
-        _LOG.error("engine process %d of %s died: %s; %s", pid, self.config.target, message or "no last words", how)
+        _LOG.error("engine process %d of %s died: %s; %s", pid, self.config.target, message or "no error message", how)
         if refused and _drafts_of(self.config) != _drafts_of(self._configured):
             _LOG.error("the next start has the configured draft again, not the one that was swapped in")
             self.config = self._configured

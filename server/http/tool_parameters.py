@@ -114,7 +114,7 @@ _SPACE = r"[\s\x1c-\x1f]*"  # what Python's str.strip drops
 _END_OF_VALUE = rf"(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>|<\/tool_call>)(?s:.*)"
 _RULES = (
     # A string with the newlines around it and its closing tag, which ends it at a line's beginning whatever follows: a
-    # model that goes astray there would write a string without end.
+    # model that writes a wrong tag after it would else write a string without end.
     rf"text[lazy]: /\n((?s:.*)\n)?<\/parameter>\n/ & ~/{_END_OF_VALUE}/",
     r'open: "\n"',
     rf'close: "\n{CLOSING}\n"',
@@ -146,7 +146,7 @@ class ParameterGrammar:
         known |= {key: {} for key in sorted(required - known.keys())}
         names = [key for key in known if re.fullmatch(_KEY, key)]
         last_required = max((at for at, key in enumerate(names) if key in required), default=-1)
-        entries = [(_literal(f"{key}>"), known[key]) for key in names]
+        entries = [(json.dumps(f"{key}>"), known[key]) for key in names]
         if (further := owner.get("additionalProperties")) is not False:
             tag = f"{name.upper()}_OTHER"
             self.rules.append(f"{tag}: /{_KEY}>/" + "".join(f" & ~{each}" for each, _ in entries))
@@ -180,7 +180,7 @@ class ParameterGrammar:
                 self._length += len(text)
         if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
             options.append(name.upper())
-            self.rules.append(f"{options[-1]}: {' | '.join(map(_literal, dict.fromkeys(texts)))}")
+            self.rules.append(f"{options[-1]}: {' | '.join(map(json.dumps, dict.fromkeys(texts)))}")
         return f"open ({' | '.join(options)}) close" if options else "text"
 
 
@@ -212,7 +212,3 @@ def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         pointer = json.loads([*numbers][len(definitions)])
         definitions.append(f'"{len(definitions)}": {numbered(target(pointer, root))}')
     return f'{text[:-1]}, "$defs": {{{", ".join(definitions)}}}}}' if definitions else text
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text)

@@ -88,6 +88,16 @@ class ModelConfig:
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
     @property
+    def mlps_per_token(self) -> int:
+        """MLPs that a token passes in a layer: its experts, or the one."""
+        return max(self.experts_per_token, 1)
+
+    @property
+    def mlp_share(self) -> float:
+        """Part of a layer's MLP weights that a token reads."""
+        return self.mlps_per_token / max(self.experts, 1)
+
+    @property
     def q_size(self) -> int:
         """Columns of the query projection."""
         return self.n_heads * self.head_dim

@@ -201,7 +201,7 @@ class Decoder:
         self.aux_layers = tuple(aux_layers)
         self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)
-        mlp_rows = max_rows * max(config.experts_per_token, 1)
+        mlp_rows = max_rows * config.mlps_per_token
         backend.reserve(mlp_rows, widest, config.q_size)
         self._x = torch.zeros(max_rows, config.hidden_size)
         self._qkv = torch.zeros(max_rows, config.q_size + 2 * config.kv_size)

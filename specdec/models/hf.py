@@ -148,7 +148,9 @@ FAMILIES = {
     "gemma3": "gemma3",
 }
 
-_MISTRAL_WITH_IMAGES = "mistral3"  # holds a language model of type mistral, or of a later one
+# Holds a language model of type mistral, or of a later one. Other multimodal folders are refused: their chat templates
+# take contents in parts.
+_MISTRAL_WITH_IMAGES = "mistral3"
 
 # Defaults of a family's configuration class in transformers; published configs omit such fields
 _COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}

@@ -52,8 +52,7 @@ class ModelSize:
         c = self.config
         widest = max(c.hidden_size, c.intermediate_size, c.q_size)
         values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + c.vocab_size + c.experts
-        mlp = 8 * c.intermediate_size + 10 * widest
-        mlps = c.experts_per_token * (mlp + 4 * c.hidden_size) if c.experts else mlp
+        mlps = c.mlps_per_token * (8 * c.intermediate_size + 10 * widest) + 4 * c.experts_per_token * c.hidden_size
         return rows * (4 * values + mlps + 4 * c.q_size)
 
 
@@ -84,10 +83,8 @@ def measure_model(
 
 
 def _size(name: str, config: ModelConfig, layout: Sequence[ArraySpec]) -> ModelSize:
-    experts = (".gate_up", ".down") if config.experts else ()
     read = sum(
-        spec.nbytes
-        * (config.experts_per_token / config.experts if spec.name.partition("/")[0].endswith(experts) else 1)
+        spec.nbytes * (config.mlp_share if spec.name.partition("/")[0].endswith((".gate_up", ".down")) else 1)
         for spec in layout
         if spec.name.partition(".")[0] != "embed"
     )

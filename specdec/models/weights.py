@@ -67,6 +67,11 @@ class LinearPlan:
         """Rows of the fused matrix."""
         return sum(count for _, count in self.parts)
 
+    @property
+    def holds_experts(self) -> bool:
+        """Whether its parts are those of a layer's experts."""
+        return ".experts." in self.parts[0][0]
+
 
 def linear_plans(config: ModelConfig, tied: bool) -> list[LinearPlan]:
     """Every linear layer of the model, in the order a forward reads them."""
@@ -135,7 +140,7 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
     pieces: list[LinearPiece] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         found = _plan_pieces(source, plan, dtype)
-        if ".experts." in plan.parts[0][0] and (len(found) > 1 or found[0].order is not None):
+        if plan.holds_experts and (len(found) > 1 or found[0].order is not None):
             # a kernel finds an expert by its place in one matrix
             found = [LinearPiece(plan, 0, "q4_0" if dtype == "int4" and plan.columns % GROUP == 0 else "int8")]
         pieces += found
@@ -217,7 +222,7 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
         if piece.order is not None:
             arrays.append((name + ".order", "int32", (plan.columns,)))
         if has_bias(plan, source):
-            if ".experts." in plan.parts[0][0]:
+            if plan.holds_experts:
                 raise UnsupportedModelError(f"{source.name}: experts with a bias are not supported; use another model")
             arrays.append((name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
@@ -280,13 +285,13 @@ class LayerWeights(Generic[L]):
     down: L
     mlp_post_norm: Tensor | None
     router: L | None = None  # scores of experts
-    read_share: float = 1.0  # of gate_up and down, what a row reads
+    mlp_share: float = 1.0  # part of gate_up and down that a row reads
 
     @property
     def nbytes(self) -> float:
         """Bytes of weights that a row reads."""
         always = self.qkv.nbytes + self.o.nbytes + (0 if self.router is None else self.router.nbytes)
-        return always + self.read_share * (self.gate_up.nbytes + self.down.nbytes)
+        return always + self.mlp_share * (self.gate_up.nbytes + self.down.nbytes)
 
     @property
     def linears(self) -> tuple[L, L, L, L]:
@@ -339,7 +344,7 @@ def gather_weights(
             down=linear(plans[p + "down"]),
             mlp_post_norm=optional(p + "mlp_post_norm"),
             router=linear(plans[p + "router"]) if config.experts else None,
-            read_share=config.experts_per_token / config.experts if config.experts else 1.0,
+            mlp_share=config.mlp_share,
         )
 
     layers = [layer(f"layers.{i}.") for i in range(config.n_layers)]

@@ -1,4 +1,4 @@
-"""What a model is said to take, against what its decoder takes."""
+"""The planned memory of a model, against what its decoder allocates."""
 
 from __future__ import annotations
 

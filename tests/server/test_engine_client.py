@@ -188,8 +188,8 @@ async def test_a_crash_fails_all_requests_in_flight_and_the_engine_restarts(
     assert isinstance(events[-1], Finished)
     reasons = {
         "die": "of fake died: RuntimeError: the fake engine was told to die",
-        "exit": "no last words; exit code 7",
-        "kill": "no last words; killed by signal 9, perhaps by the kernel for lack of memory",
+        "exit": "no error message; exit code 7",
+        "kill": "no error message; killed by signal 9, perhaps by the kernel for lack of memory",
     }
     assert reasons[how] in caplog.text
 

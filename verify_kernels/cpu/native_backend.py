@@ -75,7 +75,7 @@ _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
 
 class NativeBackend:
-    """C++ kernels: one call per fused layer, argument records bound once, no allocation in a layer.
+    """C++ kernels: one call per fused layer, with argument records and buffers that are made once.
 
     ``library`` is what `load_library` returned.
     """

@@ -122,15 +122,6 @@ void post_norm_row(const sd_linear_args& a, int row) {
   add_normed(a.result + (int64_t)row * a.tiles * TILE, a.post_norm, a.n, a.eps, a.dst + row * a.ld_dst);
 }
 
-// Tiles [first, first + grain) of rows [row, row + height) of `all`.
-void compute_run(const sd_linear_args& a, int first, int grain, int row, int height, int all) {
-  alignas(64) float sums[ROW_BLOCK * TILE];
-  for (int tile = first; tile < first + grain && tile < a.tiles; ++tile) compute_unit(a, tile, row, height, all, sums);
-}
-
-// Tiles of a unit of work: enough to stream, few enough that the threads finish together.
-int grain_of(const sd_linear_args& a, int row_blocks) { return a.tiles * row_blocks > 64 * a.threads ? 8 : 2; }
-
 struct RowBlock {
   int group, row, height;
 };
@@ -144,27 +135,25 @@ void grouped_linear(const sd_linear_args& a, int64_t bytes, int groups, const in
   for (int g = 0; g < groups; ++g)
     for (int row = start[g]; row < start[g + 1]; row += ROW_BLOCK)
       blocks.push_back({g, row, std::min(start[g + 1] - row, ROW_BLOCK)});
-  const int grain = grain_of(a, blocks.size()), runs = (a.tiles + grain - 1) / grain;
-  for_units(a.threads, runs * blocks.size(), [&](int unit) {
+  // A unit is a run of tiles: long enough to stream, short enough that the threads finish together.
+  const int count = blocks.size(), grain = a.tiles * count > 64 * a.threads ? 8 : 2;
+  const int runs = (a.tiles + grain - 1) / grain;
+  for_units(a.threads, runs * count, [&](int unit) {
+    alignas(64) float sums[ROW_BLOCK * TILE];
     const RowBlock& block = blocks[unit / runs];
     sd_linear_args own = a;
     own.weight = (const char*)a.weight + block.group * bytes;
     if (a.weight_scale) own.weight_scale = a.weight_scale + (int64_t)block.group * a.n;
-    compute_run(own, unit % runs * grain, grain, block.row, block.height, rows);
+    const int first = unit % runs * grain, end = std::min(first + grain, a.tiles);
+    for (int tile = first; tile < end; ++tile) compute_unit(own, tile, block.row, block.height, rows, sums);
   });
 }
 
 }  // namespace sd
 
 extern "C" void sd_linear(const sd_linear_args* args, int32_t rows) {
-  using namespace sd;
-  const sd_linear_args& a = *args;
-  const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-  const int grain = grain_of(a, row_blocks), runs = (a.tiles + grain - 1) / grain;
-  for_units(a.threads, rows, [&](int row) { prepare_row(a, row, row, rows); });
-  for_units(a.threads, runs * row_blocks, [&](int unit) {
-    const int row = unit / runs * ROW_BLOCK;
-    compute_run(a, unit % runs * grain, grain, row, std::min(rows - row, ROW_BLOCK), rows);
-  });
-  if (a.post == SD_POST_NORM_ADD) for_units(a.threads, rows, [&](int row) { post_norm_row(a, row); });
+  const int32_t start[] = {0, rows};
+  sd::grouped_linear(*args, 0, 1, start, nullptr);
+  if (args->post == SD_POST_NORM_ADD)
+    sd::for_units(args->threads, rows, [&](int row) { sd::post_norm_row(*args, row); });
 }
