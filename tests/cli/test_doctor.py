@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from specdec.cli.checks import speed_lines
+from specdec.cli.checks import find_outlook, speed_lines
 from specdec.cli.main import cli
 from specdec.cli.progress_bar import LiveLine, ProgressBar
+from specdec.config import EngineConfig
 from tests.models.tiny import make_tiny_model
 
 
@@ -36,6 +37,13 @@ def test_what_fits_and_the_acceptance_that_a_draft_needs(folder: Path) -> None:
     free = doctor(folder, "--max-context", "256")
     assert "16 of 256 tokens at a time" in free.stdout
     assert "by 16 sequences of 256 tokens" in free.stdout
+
+
+@pytest.mark.parametrize(("family", "lines"), [("qwen3", 2), ("qwen3_moe", 1)])
+def test_no_acceptance_is_promised_where_rows_choose_experts(family: str, lines: int, tmp_path: Path) -> None:
+    model = str(make_tiny_model(family, tmp_path / "m"))
+    config = EngineConfig(target=model, draft=model, device="cpu", cache_dir=tmp_path, kv_tokens=1024, max_batch=2)
+    assert [name for name, _ in find_outlook(config, 1e9).lines].count("speed") == lines
 
 
 def test_a_model_that_does_not_fit_is_an_exit_code(folder: Path) -> None:

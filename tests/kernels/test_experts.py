@@ -117,6 +117,13 @@ def test_experts_must_fill_whole_tiles() -> None:
         native_backend().experts(odd)
 
 
+def test_rows_of_scores_must_lie_side_by_side() -> None:
+    spec, backend = make_spec("fp32"), native_backend()
+    backend.reserve(MAX_ROWS * CHOSEN, FFN, 64)
+    with pytest.raises(ValueError, match="scores: must be contiguous"):
+        backend.experts(replace(spec, scores=torch.zeros(MAX_ROWS, EXPERTS + 1)[:, :EXPERTS]))
+
+
 def test_scratch_must_hold_all_pairs() -> None:
     spec = make_spec("fp32")
     backend = native_backend()

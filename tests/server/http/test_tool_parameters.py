@@ -297,6 +297,7 @@ def test_a_type_beside_a_reference_changes_nothing(root: dict[str, Any]) -> None
     schema = {"type": "object", **root, "$defs": {"root": {"properties": {"a": {"type": "string", "pattern": "x"}}}}}
     assert ParameterTypes(schema).of("a") == {"string"}
     assert unenforced(schema) == "pattern"
+    assert unenforced({"properties": {"a": {"enum": ["x"], "pattern": "x"}}}) == ""  # its values are enforced
 
 
 def test_references_take_only_what_they_reach() -> None:
