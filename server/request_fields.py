@@ -260,17 +260,19 @@ def _read_format(body: Body, name: str, holder: str = "") -> GrammarParams | Non
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
     if kind == "json_object":
-        if given.raw("schema") is None:
-            return GrammarParams(GrammarKind.JSON_OBJECT)
-        holder = ""  # llama.cpp has the schema beside the type
-    elif kind != "json_schema":
+        beside = next(
+            filter(given.has, ("schema", "value")), None
+        )  # llama.cpp's name; TGI's, as huggingface_hub sends it
+        return (
+            read_grammar(given, beside, GrammarKind.JSON_SCHEMA) if beside else GrammarParams(GrammarKind.JSON_OBJECT)
+        )
+    if kind != "json_schema":
         return None
     schema = given.object(holder) if holder else given
     if schema is None or not schema.has("schema"):
         given.refuse(holder or "schema", 'must hold a JSON schema in "schema"' if holder else "must be a JSON schema")
         return None
-    # OpenAI leaves objects open that do not say otherwise.
-    return read_grammar(schema, "schema", GrammarKind.JSON_SCHEMA, close=False)
+    return read_grammar(schema, "schema", GrammarKind.JSON_SCHEMA)
 
 
 def _read_structured(body: Body, name: str) -> GrammarParams | None:
@@ -287,11 +289,9 @@ def _read_structured(body: Body, name: str) -> GrammarParams | None:
     return found[0] if found else None
 
 
-def read_grammar(body: Body, name: str, kind: GrammarKind, *, close: bool = True) -> GrammarParams | None:
-    """A grammar of ``kind``; JSON values are written as text.
-
-    close: objects of a schema have no other properties than it lists, as where Ollama, llama.cpp and vLLM convert it.
-    """
+def read_grammar(body: Body, name: str, kind: GrammarKind) -> GrammarParams | None:
+    """A grammar of ``kind``; JSON values are written as text. Objects of a schema have no other properties than it
+    lists, as where OpenAI (``strict``), Ollama, llama.cpp and vLLM convert it."""
     value = body.value(name)
     if value is None:
         return None
@@ -302,7 +302,7 @@ def read_grammar(body: Body, name: str, kind: GrammarKind, *, close: bool = True
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, str):
         value = _parsed_schema(body, name, value)
     if kind is GrammarKind.JSON_SCHEMA and isinstance(value, dict) and len(write_json(value)) <= MAX_SCHEMA_BYTES:
-        value, warning = lenient(closed(value) if close else value)
+        value, warning = lenient(closed(value))
         if warning:
             body.warn(name, warning)
     return GrammarParams(kind, value if isinstance(value, str) else write_json(value).decode())
@@ -323,7 +323,14 @@ FORMAT = Field("format", with_fields({**_FORMAT_TYPE, "schema": OBJECT}), _read_
 GRAMMAR: Table = (
     Field(
         "response_format",
-        with_fields({**_FORMAT_TYPE, "json_schema": with_fields({"schema": OBJECT}), "schema": OBJECT}),
+        with_fields(
+            {
+                **_FORMAT_TYPE,
+                "json_schema": with_fields({"schema": OBJECT}),
+                "schema": {**OBJECT, "description": "Of json_object: llama.cpp's name."},
+                "value": {**OBJECT, "description": "Of json_object: TGI's name, which huggingface_hub sends."},
+            }
+        ),
         partial(_read_format, holder="json_schema"),
         GRAMMAR_FIELD,
     ),

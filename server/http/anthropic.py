@@ -51,8 +51,11 @@ from specdec.errors import RequestError
 
 _PART = with_fields(
     {
-        "type": {"enum": ["text", "tool_use", "tool_result"]},
+        "type": {"enum": ["text", "document", "tool_use", "tool_result"]},
         "text": TEXT,
+        "source": {**OBJECT, "description": "Of a document: its plain text in `data`, or blocks of text in `content`."},
+        "title": TEXT,
+        "context": TEXT,
         "id": TEXT,
         "name": TEXT,
         "input": OBJECT,
@@ -96,6 +99,7 @@ MESSAGE_FIELDS: Table = (
     *COMMON,
 )
 _TEXT = ("text",)
+_READABLE = (*_TEXT, "document")
 # Claude Code's first line of a system prompt differs between conversations: no other one would find a cached prefix.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
 _THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too
@@ -177,13 +181,12 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
             conversation.call(call_id or "", name or "", write_json(block.raw("input")).decode())
     elif kind == "tool_result" and role == "user":
         call_id = needed_text(block, "tool_use_id")
-        conversation.answer(call_id or "", read_text(block, "content", _TEXT) if block.has("content") else "")
+        conversation.answer(call_id or "", read_text(block, "content", _READABLE) if block.has("content") else "")
+    elif kind in (_READABLE if role == "user" else _TEXT):
+        conversation.say(role, read_part(block, _READABLE))
     elif not (kind in _THOUGHTS and role == "assistant"):
-        calls = "tool_use" if role == "assistant" else "tool_result"
-        if kind == "text":
-            conversation.say(role, read_part(block, _TEXT))
-        else:
-            block.refuse("type", f"must be text or {calls} where the role is {role}; the model reads text only")
+        kinds = "text or tool_use" if role == "assistant" else "text, document or tool_result"
+        block.refuse("type", f"must be {kinds} where the role is {role}; the model reads text only")
 
 
 def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:

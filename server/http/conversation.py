@@ -67,7 +67,18 @@ def read_part(part: Body, kinds: Collection[str]) -> str:
     if kind not in kinds:
         part.refuse("type", f"must be {' or '.join(kinds)}; the model reads text only")
         return ""
-    return needed_text(part, "text") or ""
+    return _read_document(part) if kind == "document" else needed_text(part, "text") or ""
+
+
+def _read_document(part: Body) -> str:
+    """Title, context and text of a document as Anthropic has them."""
+    source = part.object("source")
+    kind = None if source is None else source.text("type")
+    if source is None or kind not in ("text", "content"):
+        part.refuse("source", 'must hold plain text: {"type": "text", "media_type": "text/plain", "data": "..."}')
+        return ""
+    text = needed_text(source, "data") if kind == "text" else read_text(source, "content", ("text",))
+    return "\n".join(filter(None, (part.text("title"), part.text("context"), text)))
 
 
 def needed_text(given: Body, name: str) -> str | None:

@@ -79,6 +79,8 @@ async def read_conversation(
     for message in given:
         if not message.text("role"):
             message.refuse("role", "must be a string that is not empty")
+        elif message.raw("role") == "user" and not message.has("content"):
+            message.refuse("content", "must be text or a list of text parts")
     if len(body.violations.found) > n_known:
         return ()
     beginning, last, variables = "", messages[-1], variables or {}

@@ -177,7 +177,7 @@ def _read_item(item: Body, conversation: Conversation) -> None:
         case "reasoning":
             pass  # of another model, which this one cannot read
         case "item_reference":
-            item.refuse("type", "nothing is kept on this server; send the item itself")
+            item.refuse("type", "nothing is kept on this server; send the item itself, as clients do with store: false")
         case _:
             item.refuse("type", "must be message, function_call or function_call_output")
 

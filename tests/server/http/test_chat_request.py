@@ -97,6 +97,8 @@ BAD = [
     ("messages", {"messages": ["hi"]}), ("messages[0].role", {"messages": [{"content": "x"}]}),
     ("messages[0].role", {"messages": [{"role": ""}]}), ("messages[1].role", {"messages": [*HI, {"role": 5}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "text": "hi"}]}),
     ("messages[0].content[1]",
      {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]}),
     ("chat", {"messages": [{"role": "robot", "content": ""}]}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),

@@ -108,7 +108,9 @@ GRAMMARS = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, (GrammarKind.JSON_OBJECT,)),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}},
-     (GrammarKind.JSON_SCHEMA, TEXT)),
+     (GrammarKind.JSON_SCHEMA, CLOSED)),
+    # As huggingface_hub sends a json_schema.
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, (GrammarKind.JSON_SCHEMA, CLOSED)),
     ({"guided_json": SCHEMA}, (GrammarKind.JSON_SCHEMA, CLOSED)),
     ({"guided_json": TEXT}, (GrammarKind.JSON_SCHEMA, CLOSED)),
     ({"guided_regex": "[a-f]+"}, (GrammarKind.REGEX, "[a-f]+")),

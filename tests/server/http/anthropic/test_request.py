@@ -89,6 +89,19 @@ def test_a_conversation_with_tools() -> None:
     assert found.tools == [{"type": "function", "function": function}]
 
 
+def test_documents_of_plain_text_are_read() -> None:
+    def document(**source: Any) -> dict[str, Any]:
+        return {"type": "document", "source": source, "title": "Skies", "context": None}
+
+    plain = document(type="text", media_type="text/plain", data="Green.")
+    parts = document(type="content", content=[{"type": "text", "text": "Blue"}, {"type": "text", "text": "sky."}])
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [plain, {"type": "text", "text": "End."}]}
+    assert encoded(messages=[{"role": "user", "content": [result, parts]}]).messages == [
+        {"role": "tool", "tool_call_id": "t", "content": "Skies\nGreen.\nEnd."},
+        {"role": "user", "content": "Skies\nBlue\nsky."},
+    ]
+
+
 @pytest.mark.parametrize("empty", ["", []])
 def test_an_empty_system_prompt_is_none(empty: Any) -> None:
     assert encoded(system=empty).messages == HI
@@ -143,6 +156,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content[0].type", turn("user", {"text": "x"})),
     ("messages[0].content[0].type", turn("user", {"type": "image", "source": {}})),
     ("messages[0].content[0].type", turn("assistant", {"type": "tool_result", "tool_use_id": "t"})),
+    ("messages[0].content[0].type", turn("assistant", {"type": "document", "source": {"type": "text", "data": "x"}})),
+    ("messages[0].content[0].source", turn("user", {"type": "document"})),
+    ("messages[0].content[0].source", turn("user", {"type": "document", "source": {"type": "base64", "data": "x"}})),
+    ("messages[0].content[0].source.data", turn("user", {"type": "document", "source": {"type": "text"}})),
     ("messages[0].content[0].type", turn("user", {"type": "tool_use", "id": "t", "name": "f", "input": {}})),
     ("messages[0].content[1].text", turn("user", {"type": "text", "text": "x"}, {"type": "text"})),
     ("messages[0].content[0].tool_use_id", turn("user", {"type": "tool_result"})),

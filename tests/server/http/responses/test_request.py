@@ -112,6 +112,12 @@ def test_allowed_tools_are_the_only_ones() -> None:
     assert free.echo["tool_choice"]["type"] == "allowed_tools"
 
 
+def test_the_refusal_of_a_reference_has_the_way_out() -> None:
+    """Vercel's AI SDK refers to earlier answers unless its `store` is false."""
+    (found,) = violations(parse_responses, {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert "store: false" in found.description
+
+
 DEEP: Any = {}
 for _ in range(80):
     DEEP = {"a": DEEP}
