@@ -16,8 +16,6 @@ from server.http.conversation import (
     Step,
     Steps,
     needed_text,
-    read_flat_tools,
-    read_named_tool,
     read_part,
     read_text,
 )
@@ -25,7 +23,7 @@ from server.http.errors import Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import extras
 from server.http.tool_calls import as_object
-from server.http.tool_use import ToolUse, read_tools, use_tools
+from server.http.tool_use import FlatTools, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import (
@@ -104,6 +102,7 @@ _READABLE = (*_TEXT, "document")
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
 _THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too
 _ROLES = ("user", "assistant", "system")
+_TOOLS = FlatTools(("custom", None), "input_schema")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -190,22 +189,19 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
 
 
 def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
-    """Translates ``tools`` and ``tool_choice`` to those of OpenAI's chat, and reads these."""
-    tools = read_flat_tools(body, ("custom", None), "input_schema")
-    same: dict[str, Any] = {"tools": tools}
+    """Translates ``tool_choice`` to that of OpenAI, and reads the tools."""
+    same: dict[str, Any] = {"tools": body.raw("tools")}
     choice = body.object("tool_choice")
     if choice is not None:
         kind = choice.text("type") or ""
         if kind == "tool":
-            same["tool_choice"] = read_named_tool(choice, tools)
+            same["tool_choice"] = {"type": "function", "name": choice.raw("name")}
         elif kind in _CHOICES:
             same["tool_choice"] = _CHOICES[kind]
         else:
             choice.refuse("type", "must be auto, any, tool or none")
         same["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
-    if body.violations.found:
-        return None
-    return read_tools(Body(same, body.violations, body.names), tokenizer)
+    return read_tools(Body(same, body.violations, body.names), tokenizer, _TOOLS)
 
 
 _ERROR_TYPES = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall
-from server.http.tool_use import ToolUse, check_names, check_tool, tool_names
+from server.http.tool_use import ToolUse
 from server.json_body import Body
-from specdec.core.fields import MAX_TOOLS
 
 
 class Conversation:
@@ -87,41 +86,6 @@ def needed_text(given: Body, name: str) -> str | None:
     if not given.has(name):
         given.refuse(name, "is needed")
     return text
-
-
-def read_flat_tools(body: Body, kinds: Sequence[str | None], schema: str) -> list[dict[str, Any]]:
-    """``tools`` in the form of chat templates, from tools without a ``function`` around their name and description.
-    The field ``schema`` has the schema of the arguments.
-
-    Tools whose type is not among ``kinds`` are left out, and the answer warns of it: agents also list tools that only
-    the API's own maker can run.
-    """
-    tools: list[dict[str, Any]] = []
-    names: list[str] = []  # "" for a tool that is left out
-    for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
-        if given.text("type") not in kinds:
-            body.warn(f"tools[{i}]", "is not served here, and was ignored")
-            names.append("")
-            continue
-        name = needed_text(given, "name") or ""
-        names.append(name)
-        check_tool(given, name, schema)
-        given.flag("strict")
-        described = {"description": "description", "parameters": schema, "strict": "strict"}
-        function = {"name": name, **{field: given.raw(own) for field, own in described.items() if given.has(own)}}
-        tools.append({"type": "function", "function": function})
-    check_names(body, names, "name")
-    return tools
-
-
-def read_named_tool(choice: Body, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ``tool_choice`` of OpenAI's chat for the one of ``tools`` that ``choice`` names."""
-    name, known = needed_text(choice, "name"), tool_names(tools)
-    if name is not None and name not in known:
-        choice.refuse(
-            "name", f"{name[:64]} is none of the tools: {', '.join(known)}" if known else "there are no tools"
-        )
-    return {"type": "function", "function": {"name": name}}
 
 
 class Step(Enum):

@@ -16,14 +16,12 @@ from server.http.conversation import (
     Step,
     Steps,
     needed_text,
-    read_flat_tools,
-    read_named_tool,
     read_text,
 )
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
-from server.http.tool_use import PARALLEL, ToolUse, read_tools, use_tools
+from server.http.tool_use import PARALLEL, FlatTools, ToolUse, read_tools, use_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -100,7 +98,7 @@ RESPONSES_FIELDS: Table = (
 # The model's roles by those of the messages.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text")
-_CHOICES = ("auto", "none", "required")
+_TOOLS = FlatTools(("function",), "parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
         call.field_names[name] = "input"
     ids: tuple[int, ...] = ()
     tokenizer = call.model.tokenizer.loaded
-    tools = _read_tools(body, tokenizer)
+    tools = read_tools(body, tokenizer, _TOOLS)
     conversation = _read_input(body, fields)
     if not body.violations.found:
         ids = await encode_messages(body, call.model, conversation.messages, tools)
@@ -180,21 +178,6 @@ def _read_item(item: Body, conversation: Conversation) -> None:
             item.refuse("type", "nothing is kept on this server; send the item itself, as clients do with store: false")
         case _:
             item.refuse("type", "must be message, function_call or function_call_output")
-
-
-def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
-    """Translates ``tools`` and ``tool_choice`` to those of the chat, and reads these."""
-    tools = read_flat_tools(body, ("function",), "parameters")
-    choice = body.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)
-    elif not (isinstance(choice, dict) and choice.get("type") == "allowed_tools") and choice not in (None, *_CHOICES):
-        body.refuse("tool_choice", f'must be {", ".join(_CHOICES)} or {{"type": "function", "name": "..."}}')
-    parallel = body.flag("parallel_tool_calls", default=True)
-    if body.violations.found:
-        return None
-    same = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
-    return read_tools(Body(same, body.violations, body.names), tokenizer)
 
 
 def _echo(body: Body, fields: RequestFields) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,8 @@ from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
 from specdec.models.tool_forms import ToolForm
 
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
-NAME_RULE = (
-    f"must be at most {MAX_NAME} characters, no white space, quotes, backslashes, angle, square or curly brackets"
-)
-_CHOICE_RULE = 'must be "auto", "none", "required" or {"type": "function", "function": {"name": "..."}}'
+NAME_RULE = f"must be 1 to {MAX_NAME} characters, no white space, quotes, backslashes, angle, square or curly brackets"
+_CHOICE_RULE = 'must be "auto", "none", "required", or an object of type "function" with the name of a tool'
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +75,48 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
-    """OpenAI's ``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong."""
+@dataclass(frozen=True, slots=True)
+class FlatTools:
+    """A dialect's tools without an object ``function`` around their fields."""
+
+    kinds: tuple[str | None, ...]
+    """Types that are served. Agents also list tools that only the API's own maker can run."""
+    schema: str  # the field with the schema of the arguments
+
+
+def read_tools(body: Body, tokenizer: TokenizerLike, flat: FlatTools | None = None) -> ToolUse | None:
+    """``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong.
+
+    flat: None: the tools are those of OpenAI's chat.
+    """
     n_known = len(body.violations.found)
-    names = [_read_tool(tool) for tool in body.objects("tools", MAX_TOOLS)]
-    if not names and len(body.violations.found) > n_known:
+    tools: dict[str, dict[str, Any]] = {}  # by name, which is empty if it is wrong
+    for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
+        if flat is not None and given.text("type") not in flat.kinds:
+            body.warn(f"tools[{i}]", "is not served here, and was ignored")
+            continue
+        name, tool = _read_tool(given, flat)
+        if name and name in tools:
+            place = "function.name" if flat is None else "name"
+            body.refuse(f"tools[{i}].{place}", f"{name} is the name of an earlier tool too")
+        tools[name] = tool or body.raw("tools")[i]
+    if not tools and len(body.violations.found) > n_known:
         return None  # a choice among tools that cannot be read says nothing more
-    tools: list[dict[str, Any]] = body.raw("tools") if names else []
-    check_names(body, names, "function.name")
+    names = [name for name in tools if name]
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
+    allowed: Collection[str] = tools
     required: tuple[str, ...] | None
     if choice is not None and choice.raw("type") == "allowed_tools":
         allowed, forced = _read_allowed(choice, names)
-        tools = [tool for tool, name in zip(tools, names, strict=True) if name in allowed]
         required, choice = (allowed if forced else ()), None
     else:
-        required = _read_choice(body, names)
+        required = _read_choice(body, choice, names)
     parallel = body.flag("parallel_tool_calls", default=True)
     if not names or required is None or len(body.violations.found) > n_known:
         return None
+    known = [tool for name, tool in tools.items() if name in allowed]
     # A named function is called once.
-    return ToolUse(tools, tokenizer.tool_form, required, parallel and choice is None)
+    return ToolUse(known, tokenizer.tool_form, required, parallel and choice is None)
 
 
 def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: TokenizerLike) -> None:
@@ -143,81 +162,70 @@ def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:
     return schema if isinstance(schema, dict) else None
 
 
-def check_names(body: Body, names: Sequence[str], key: str) -> None:
-    """Refuse repeated names of ``tools``, each of which has its name at ``key``."""
-    first: dict[str, int] = {}
-    for i, name in enumerate(names):
-        if name and first.setdefault(name, i) < i:
-            body.refuse(f"tools[{i}].{key}", f"{name} is the name of tools[{first[name]}] too")
-
-
-def _read_tool(tool: Body) -> str:
-    """The tool's name; empty: it is wrong."""
-    function = tool.object("function")
-    name = None if function is None else function.text("name")
-    if function is None or not name:
-        tool.refuse("function", "must be an object with a name")
-        return ""
-    check_tool(function, name, "parameters")
-    function.flag("strict")
-    return name
-
-
-def check_tool(function: Body, name: str, schema: str) -> None:
-    """Check a tool's name, and the JSON schema of its arguments in the field ``schema``."""
+def _read_tool(given: Body, flat: FlatTools | None) -> tuple[str, dict[str, Any] | None]:
+    """The tool's name (empty: it is wrong), and a flat tool in the form of OpenAI's chat, which templates expect."""
+    function, schema = (given.object("function"), "parameters") if flat is None else (given, flat.schema)
+    if function is None:
+        given.refuse("function", "must be an object with a name")
+        return "", None
+    name = function.text("name") or ""
     function.violations.check(bool(_NAME.fullmatch(name)), function.path("name"), NAME_RULE)
     function.text("description")
+    function.flag("strict")
     parameters = function.object(schema)
     if parameters is not None and parameters.raw("type") not in (None, "object"):
         parameters.refuse("type", 'must be "object"')
     if parameters is not None:
         parameters.object("properties")
+    if flat is None:
+        return name, None
+    fields = {"description": "description", "parameters": schema, "strict": "strict"}
+    known = {field: given.raw(own) for field, own in fields.items() if given.has(own)}
+    return name, {"type": "function", "function": {"name": name, **known}}
 
 
-def _read_choice(body: Body, names: Sequence[str]) -> tuple[str, ...] | None:
-    """The tools of which one must be called; None: no tool may be called."""
+def _read_choice(body: Body, given: Body | None, names: Sequence[str]) -> tuple[str, ...] | None:
+    """The tools of which one must be called; None: no tool may be called. given: the choice, if it is an object."""
     choice = body.raw("tool_choice")
     if choice == "none":
         return None
     if choice is None or choice == "auto":
         return ()
-    given = body.object("tool_choice") if isinstance(choice, dict) else None
-    function = None if given is None or given.raw("type") != "function" else given.object("function")
-    name = None if function is None else function.text("name")
-    if not name and choice not in ("required", "any"):  # the latter is Mistral's word for the former
+    is_named = given is not None and given.raw("type") == "function"
+    if not is_named and choice not in ("required", "any"):  # the latter is Mistral's word for the former
         body.refuse("tool_choice", _CHOICE_RULE)
     elif not names:
         body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
-    elif function is None or not name:
-        return tuple(names)
-    elif name not in names:
-        function.refuse("name", f"{name} is none of the tools: {', '.join(filter(None, names))}")
+    elif given is not None:
+        return (_read_name(given, names),)
     else:
-        return (name,)
+        return tuple(names)
     return ()
+
+
+def _read_name(given: Body, names: Sequence[str]) -> str:
+    """The tool that ``given`` names, beside its type as in OpenAI's Responses, or in an object ``function``."""
+    function = given.object("function") if given.has("function") else given
+    name = None if function is None else function.text("name")
+    if function is not None and name not in names:
+        function.refuse("name", f"must be one of the tools: {', '.join(names)}")
+    return name or ""
 
 
 def _read_allowed(choice: Body, names: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     """The tools that may be called, and whether one must be. OpenAI's Responses have no object ``allowed_tools`` around
-    them, nor ``function`` around a name."""
+    them."""
     given = choice.object("allowed_tools") if choice.has("allowed_tools") else choice
     if given is None:
         return (), False
     mode = given.text("mode")
     if mode not in ("auto", "required"):
         given.refuse("mode", "must be auto or required")
-    allowed = []
-    for tool in given.objects("tools", MAX_TOOLS):
-        if tool.raw("type") not in (None, "function"):
-            continue  # one that is not served here, as the answer warns
-        function = tool.object("function") if tool.has("function") else tool
-        name = None if function is None else function.text("name")
-        if function is not None and (not name or name not in names):
-            function.refuse("name", f"must be one of the tools: {', '.join(filter(None, names))}")
-        allowed.append(name or "")
-    if not allowed:
+    # The answer warns of tools that are not served.
+    served = [tool for tool in given.objects("tools", MAX_TOOLS) if tool.raw("type") in (None, "function")]
+    if not served:
         given.refuse("tools", "must name at least one of the tools; leave tool_choice out to allow all")
-    return tuple(dict.fromkeys(allowed)), mode == "required"
+    return tuple(dict.fromkeys(_read_name(tool, names) for tool in served)), mode == "required"
 
 
 _ALLOWED = with_fields({"mode": {"enum": ["auto", "required"]}, "tools": listed(OBJECT)})

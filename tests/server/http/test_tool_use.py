@@ -84,7 +84,7 @@ BAD = [
     ("tools[0].function.parameters.properties", {"tools": [{"function": {"name": "a", "parameters": NO_SCHEMA}}]}),
     ("tools[0].function.strict", {"tools": [{"function": {"name": "a", "strict": "yes"}}]}),
     ("tool_choice.function.name", {"tool_choice": named("other")}),
-    ("tool_choice", {"tool_choice": named(5)}),
+    ("tool_choice.function.name", {"tool_choice": named(5)}),
     ("tool_choice", {"tool_choice": {"type": "tool", "name": "look"}}),
     ("tool_choice", {"tool_choice": "sometimes"}),
     ("tool_choice.allowed_tools.mode", {"tool_choice": allowed("none", "find")}),

@@ -179,4 +179,4 @@ def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
 def test_a_repeated_tool_is_named_by_its_place_in_the_body() -> None:
     tools = [{"type": "web_search"}, TOOL, TOOL]
     (found,) = violations(parse_responses, {"input": "hi", "tools": tools})
-    assert (found.field, found.description) == ("tools[2].name", f"{TOOL['name']} is the name of tools[1] too")
+    assert (found.field, found.description) == ("tools[2].name", f"{TOOL['name']} is the name of an earlier tool too")
