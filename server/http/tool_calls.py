@@ -436,8 +436,7 @@ def _begun(text: str, *marks: str) -> int:
     return next((size for size in sizes for mark in marks if size < len(mark) and text.endswith(mark[:size])), 0)
 
 
-_IN_STRING = re.compile(r'[^"\\]*')
-_BETWEEN_BRACKETS = re.compile(r'[^"{}\[\]]*')
+_MARK = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,:{}\[\]"]*')
 
 
@@ -454,42 +453,24 @@ class JsonScanner:
 
     def feed(self, text: str) -> int:
         """Number of characters of ``text`` that belong to the value."""
-        at = 0
-        while at < len(text) and not self.over:
-            at = self._string(text, at) if self._quoted else self._plain(text, at)
-        return at
-
-    def _string(self, text: str, at: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return at + 1
-        at = _end(_IN_STRING, text, at)
-        if at == len(text):
-            return at
-        self._escaped, self._quoted = text[at] == "\\", text[at] != '"'
-        self.over = not self._quoted and not self._depth
-        return at + 1
-
-    def _plain(self, text: str, at: int) -> int:
-        at = _end(_BETWEEN_BRACKETS if self._depth else _SCALAR, text, at)
-        if at == len(text):
-            self._began = True
-            return at
-        char = text[at]
-        if not self._depth and (self._began or char not in '{["' or at):
-            self.over = True  # a number or a word, or nothing: what follows is not part of it
-            return at
-        self._began = True
-        if char == '"':
-            self._quoted = True
-        else:
-            self._depth += 1 if char in "{[" else -1
-            self.is_deep |= self._depth > MAX_DEPTH
-            self.over = not self._depth
-        return at + 1
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    assert found is not None  # it matches nothing too
-    return found.end()
+        if self.over or not text:
+            return 0
+        if not self._depth and not self._quoted and (self._began or text[0] not in '{["'):
+            found = _SCALAR.match(text)  # a number or a word, or nothing
+            assert found is not None
+            self._began, self.over = True, found.end() < len(text)
+            return found.end()
+        begin, self._escaped, self._began = int(self._escaped), False, True
+        for found in _MARK.finditer(text, begin):
+            mark = found[0]
+            if mark.startswith("\\"):
+                self._escaped = mark == "\\"  # the last character: the next piece begins with what it escapes
+            elif mark == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted:
+                self._depth += 1 if mark in "{[" else -1
+                self.is_deep |= self._depth > MAX_DEPTH
+            self.over = not self._quoted and not self._depth
+            if self.over:
+                return found.end()
+        return len(text)
