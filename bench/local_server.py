@@ -23,7 +23,6 @@ import psutil
 import uvloop
 
 from server.engine_process import DEFAULT_FACTORY
-from server.interfaces import TokenizerLike
 from server.observe.logs import configure_logs
 from server.served_model import LoadTokenizer
 from server.serving import Addresses, Serving
@@ -32,6 +31,7 @@ from specdec.config import Config, ExperimentsConfig, KvEventsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, SpecdecError
 from specdec.models.resolve import load_tokenizer
+from specdec.models.tokenizer import Tokenizer
 
 _TAIL_BYTES = 2000  # of the log that an error shows
 _STOP_S = 30.0  # seconds to stop after SIGTERM, before SIGKILL
@@ -162,7 +162,7 @@ def end_with_parent() -> None:
 def _tokenizer(place: str | None) -> LoadTokenizer:
     if place is None:
         return lambda engine: load_tokenizer(engine.target, engine.cache_dir)
-    build: Callable[[], TokenizerLike] = resolve_name(place)
+    build: Callable[[], Tokenizer] = resolve_name(place)
     return lambda _: build()
 
 

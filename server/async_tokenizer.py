@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from server.admission import Admission
 from server.auth.principal import current_caller
 from server.errors import ChatNotSupportedError
-from server.interfaces import TokenizerLike
 from specdec.core.types import EngineInfo
 from specdec.errors import EngineDeadError, InvalidRequestError, ModelError, PromptTooLongError, QueueFullError
+from specdec.models.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -101,10 +101,10 @@ class AsyncTokenizer:
     def __init__(self, info: Callable[[], EngineInfo], admission: Admission) -> None:
         """info: the engine's description; raises EngineDeadError until it is known."""
         self._info, self._admission = info, admission
-        self._loaded: TokenizerLike | None = None
+        self._loaded: Tokenizer | None = None
         self._large = LargeTexts()
 
-    def load(self, tokenizer: TokenizerLike) -> None:
+    def load(self, tokenizer: Tokenizer) -> None:
         """Use ``tokenizer`` from now on."""
         self._loaded = tokenizer
 
@@ -118,7 +118,7 @@ class AsyncTokenizer:
         return self._loaded is not None
 
     @property
-    def loaded(self) -> TokenizerLike:
+    def loaded(self) -> Tokenizer:
         """The tokenizer itself.
 
         Raises:

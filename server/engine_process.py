@@ -18,16 +18,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
-from server.interfaces import EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, unpack
 from server.kv_event_messages import pack_batch
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.types import Request
 from specdec.errors import RequestError, SpecdecError
+from specdec.models.progress import Progress
+
+if TYPE_CHECKING:
+    from specdec.engine.engine import Engine  # with torch, which a stand-in does without
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ FLUSH_CACHE, SWAP_DRAFT, TRACE = "flush_cache", "swap_draft", "trace"
 class EngineAdmin:
     """Runs operators' commands between steps and answers each. A command that fails affects no request."""
 
-    def __init__(self, engine: EngineLike, link: ParentLink) -> None:
+    def __init__(self, engine: Engine, link: ParentLink) -> None:
         self._engine, self._link = engine, link
         self._loading: tuple[int, Future[Any]] | None = None  # number and draft model of a swap
 
@@ -112,9 +115,7 @@ class EngineLoop:
     heartbeat_s: seconds between reports of the load. kv_events: sends the prefix cache's changes after a step's tokens.
     """
 
-    def __init__(
-        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, kv_events: KvEventsConfig | None
-    ) -> None:
+    def __init__(self, engine: Engine, link: ParentLink, heartbeat_s: float, kv_events: KvEventsConfig | None) -> None:
         self._engine, self._link, self._kv_events = engine, link, kv_events
         if kv_events is not None:
             self._cache = CacheRecorder(salted=kv_events.salted)
@@ -181,7 +182,7 @@ class EngineLoop:
 
 _PR_SET_PDEATHSIG = 1
 DEFAULT_FACTORY = "specdec.engine.build:build_served_engine"
-EngineFactory = Callable[[EngineConfig, ProgressListener], EngineLike]
+EngineFactory = Callable[[EngineConfig, Progress], "Engine"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 
 from server.engine_process import DEFAULT_FACTORY
-from server.interfaces import ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, unpack
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo, EngineLoad
 from specdec.errors import LONGEST_HINT_S, UNAVAILABLE_RETRY_S, EngineDeadError, SpecdecError
+from specdec.models.progress import Progress
 
 if TYPE_CHECKING:
     from server.kv_events import KvEventPublisher
@@ -255,7 +255,7 @@ class EngineSupervisor:
         config: Config,
         *,
         factory: str = DEFAULT_FACTORY,
-        progress: ProgressListener | None = None,
+        progress: Progress | None = None,
         policy: RestartPolicy | None = None,
         spare: Callable[[], int] | None = None,
         cache_feed: KvEventPublisher | None = None,

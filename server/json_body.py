@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from server.interfaces import TokenizerLike
 from specdec.core.fields import MAX_OBJECTS, MAX_PROMPT_TOKENS
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+from specdec.models.tokenizer import Tokenizer
 
 LARGE_BYTES = 1 << 19  # a smaller body is parsed without counting its cost
 MAX_COST = MAX_PROMPT_TOKENS + (1 << 16)
@@ -300,7 +300,7 @@ class RequestFields:
         records = {group: record(**groups[group]) for record, group in GROUPS.items()}
         return Request(request_id=request_id, prompt_ids=prompt_ids, **records, **plain)
 
-    def stop_at_special_tokens(self, tokenizer: TokenizerLike) -> None:
+    def stop_at_special_tokens(self, tokenizer: Tokenizer) -> None:
         """A stop string that names a special token also stops at that token, which text may leave out."""
         stops = tuple(dict.fromkeys(self.engine.get("stopping.stop", ())))
         named = (tokenizer.special_id(stop) for stop in stops)

@@ -23,7 +23,6 @@ from server.engine_process import return_freed_memory
 from server.engine_supervisor import EngineStartError
 from server.errors import DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
-from server.interfaces import TokenizerLike
 from server.observe.metrics import ServerMetrics
 from server.prometheus import Exporter
 from specdec.config import EngineConfig, ServerConfig
@@ -31,8 +30,9 @@ from specdec.core.types import EngineInfo
 from specdec.models.embedding import RANK
 from specdec.models.next_edit import WindowReader
 from specdec.models.resolve import is_here
+from specdec.models.tokenizer import Tokenizer
 
-LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
+LoadTokenizer = Callable[[EngineConfig], Tokenizer]
 
 
 def model_names(served: str) -> frozenset[str]:
@@ -149,7 +149,7 @@ class ServedModel:
         self.gate = DrainGate()
         self.hold_headers = config.hold_headers  # unless a call says otherwise
         self.strict_fields = config.strict_fields  # HTTP bodies with unknown fields are refused
-        self._loading: asyncio.Task[TokenizerLike] | None = None
+        self._loading: asyncio.Task[Tokenizer] | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -208,7 +208,7 @@ class ServedModel:
             self.fills_in if task is Task.FILL else self.tokenizer.loaded.has_chat_template
         )
 
-    def load(self, tokenizer: TokenizerLike, packer: PromptPacker | None = None) -> None:
+    def load(self, tokenizer: Tokenizer, packer: PromptPacker | None = None) -> None:
         """Serve with ``tokenizer`` from now on. packer: made from it if None."""
         self.completion.maker.packer = packer or PromptPacker(tokenizer, self.info.max_context)
         self.admission.windows = WindowReader(tokenizer)
@@ -225,7 +225,7 @@ class ServedModel:
         self._loading = asyncio.create_task(self._load_tokenizer(load_tokenizer, is_cached))
         self._loading.add_done_callback(_retrieve_error)  # if the engine fails too, nothing awaits it
 
-    async def _load_tokenizer(self, load: LoadTokenizer, is_cached: bool) -> TokenizerLike:
+    async def _load_tokenizer(self, load: LoadTokenizer, is_cached: bool) -> Tokenizer:
         engine = self.client.engine
         if not is_cached:
             await engine.wait_ready()  # the engine's process downloads the files
@@ -259,12 +259,12 @@ class ServedModel:
         self.tokenizer.close()
 
 
-def _retrieve_error(loading: asyncio.Task[TokenizerLike]) -> None:
+def _retrieve_error(loading: asyncio.Task[Tokenizer]) -> None:
     if not loading.cancelled():
         loading.exception()
 
 
-def _load_warm(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
+def _load_warm(load: LoadTokenizer, config: EngineConfig) -> Tokenizer:
     """The tokenizer after large texts: its caches are built now, where they delay no call."""
     tokenizer = load(config)
     for parse_special in (False, True):

@@ -18,7 +18,6 @@ from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, HttpCalls, build_app, with_cors
 from server.http.call import ServerContext
 from server.http.http_server import HttpServer
-from server.interfaces import ProgressListener
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
 from server.prometheus import Exporter, ModelMetrics
@@ -27,6 +26,7 @@ from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, EngineDeadError
+from specdec.models.progress import Progress
 
 if TYPE_CHECKING:
     from server.kv_events import KvEventPublisher
@@ -61,7 +61,7 @@ class Serving:
         load_tokenizer: LoadTokenizer,
         *,
         factory: str = DEFAULT_FACTORY,
-        progress: ProgressListener | None = None,
+        progress: Progress | None = None,
         policy: RestartPolicy | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:

@@ -29,7 +29,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.core.cache_events import CacheFollower
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
@@ -60,6 +59,7 @@ from specdec.errors import (
     PromptTooLongError,
     QueueFullError,
 )
+from specdec.models.progress import Progress
 
 DEFAULT_SEED = 4242
 MAX_CONTEXT = 128
@@ -234,7 +234,7 @@ class Pace:
 
 @dataclass
 class FakeEngine:
-    """An engine of `server.interfaces`.
+    """Stands in for an `Engine`.
 
     ``load`` reports internals to tests: without ``pages`` the prompt tokens count the submitted requests and the prefix
     hits the aborted ones; the rate is the deadline of the last request.
@@ -527,7 +527,7 @@ ECHO, ADMIN, CACHING, BOOKS, SCRIPTED, SEVERAL, NOTING, SOAKED = (
 )
 
 
-def echo(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def echo(config: EngineConfig, progress: Progress) -> FakeEngine:
     """The targets ``missing`` and ``crash`` cannot be loaded; ``slow-start`` takes 0.2 s."""
     progress("load fake", 1, 2)
     if config.target == "missing":
@@ -540,7 +540,7 @@ def echo(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     return FakeEngine(config)
 
 
-def echo_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def echo_behind_the_tokenizer(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Waits, up to a limit, for a file next to the model's."""
     until = time.monotonic() + 20.0
     while not (Path(config.target) / "tokenizer-read").exists():
@@ -550,7 +550,7 @@ def echo_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) 
     return FakeEngine(config)
 
 
-def admin(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def admin(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Starts with the configuration's draft; refuses ``gone``, which can be swapped in."""
     if config.draft == "gone":
         raise ModelError("engine.draft: gone cannot be found")
@@ -562,13 +562,13 @@ def admin(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
 CACHE_PAGES = 8
 
 
-def caching(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def caching(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Prompts fill pages, are kept, and push others out."""
     info = dataclasses.replace(INFO, max_context=CACHE_PAGES * 64)
     return FakeEngine(config, info, pages=CACHE_PAGES, keeps_pages=False)
 
 
-def book(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def book(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Continues the book; fills gaps in it."""
     info = dataclasses.replace(
         INFO, target="book", max_context=4096, vocab_size=BOOK_VOCAB, kv_tokens=1 << 16, numeric_fingerprint=""
@@ -576,7 +576,7 @@ def book(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     return FakeEngine(config, info, BookText, cached_tokens=64, slow_s=0.02, draft=None)
 
 
-def scripted(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def scripted(config: EngineConfig, progress: Progress) -> FakeEngine:
     """The target is ``scripted:first_ms:step_ms:pages``, with further words ``broken`` (every request fails) or
     ``slots=N`` (so many run at a time). The numeric fingerprint follows from ``engine.dtype``."""
     first_ms, step_ms, pages, *words = config.target.split(":")[1:]
@@ -595,7 +595,7 @@ CHAT, CODER, EMBEDDER, RERANKER = "echo-1", "book-2", "embedder-3", "reranker-4"
 MACHINE_BYTES, NEEDED_BYTES = 4 << 50, 2 << 50
 
 
-def several(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def several(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Engines of one server: `CHAT` echoes, `CODER` is the book, `EMBEDDER` embeds, `RERANKER` judges. Two of them have
     memory on a machine of a few petabytes; a ``kv_tokens`` that leaves too little for the other one does not fit."""
     engine = (book if config.target == CODER else echo)(config, progress)
@@ -617,7 +617,7 @@ def several(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
 _NOTES = "requests.jsonl"
 
 
-def noting(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def noting(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Has two places and notes every request in ``engine.cache_dir``, for `noted`."""
     engine = admin(config, progress)
     engine.engine_info = dataclasses.replace(engine.engine_info, max_batch=2, indexes=("docs", "code"))
@@ -631,22 +631,22 @@ def noted(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def of_given_settings(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def of_given_settings(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Lists the settings that were given in place of drafters."""
     return FakeEngine(config, dataclasses.replace(INFO, drafters=tuple(sorted(config.model_fields_set))))
 
 
-def soaked(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def soaked(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Echoes, and holds pages of a large cache."""
     return FakeEngine(config, dataclasses.replace(INFO, max_context=1024), pages=512)
 
 
-def slow_to_exit(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def slow_to_exit(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Its interpreter takes a minute to end."""
     atexit.register(time.sleep, 60)
     return FakeEngine(config)
 
 
-def unavailable(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+def unavailable(config: EngineConfig, progress: Progress) -> FakeEngine:
     """Never starts."""
     raise ModelError(f"{config.target} is not there")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.core.types import (
     Delta,
@@ -25,6 +24,7 @@ from specdec.core.types import (
     Usage,
 )
 from specdec.errors import ModelError
+from specdec.models.progress import Progress
 
 _END = ";"
 _WIDTH = 18  # digits of a time in nanoseconds
@@ -99,7 +99,7 @@ def paced_target(step_ms: float) -> str:
     return f"{NAME}:{step_ms:g}"
 
 
-def build(config: EngineConfig, progress: ProgressListener) -> PacedEngine:
+def build(config: EngineConfig, progress: Progress) -> PacedEngine:
     """The factory for the engine process; the target is from `paced_target`."""
     return PacedEngine(float(config.target.partition(":")[2]) / 1e3)
 

@@ -12,11 +12,11 @@ from typing import Any
 from server.completion.documents import ContextFile, OffsetUnit, TextEdit, check_length, common_length, place_of
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.completion.time_budget import Objective
-from server.interfaces import TokenizerLike
 from specdec.core.fields import MAX_STOP_TEXT
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import ViolationCollector
 from specdec.models.next_edit import NextEditForm, form_of
+from specdec.models.tokenizer import Tokenizer
 
 WINDOW_LINES = 10  # on each side of the cursor's line
 WINDOW_CHARACTERS = 8192  # the window has fewer lines where they are long
@@ -207,7 +207,7 @@ Piece = tuple[str, bool]
 class EditPrompt:
     """The prompt for one place in a model's form."""
 
-    def __init__(self, place: EditPlace, model: str, tokenizer: TokenizerLike, packer: PromptPacker) -> None:
+    def __init__(self, place: EditPlace, model: str, tokenizer: Tokenizer, packer: PromptPacker) -> None:
         """model: the target's name, by which the form is chosen."""
         self.place, self.form = place, form_of(model, tokenizer)
         self._tokenizer, self._packer = tokenizer, packer

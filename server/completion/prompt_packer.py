@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.prompt_parts import PrefixParts, UserText
-from server.interfaces import TokenizerLike
 from specdec.core.types import StoppingParams
 from specdec.errors import RequestError
 from specdec.models.fim import FimTokens
+from specdec.models.tokenizer import Tokenizer
 
 _HASH = (
     "python", "py", "ruby", "rb", "shellscript", "sh", "bash", "zsh", "yaml", "yml", "perl", "pl", "r", "toml",
@@ -91,7 +91,7 @@ class PromptPacker:
     A prompt depends on gap and budget alone: sessions and single requests get the same prompts.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, max_context: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_context: int) -> None:
         self._tokens = FimTokens.of(tokenizer)
         self._prefix_only = FimTokens.prefix_only(tokenizer)
         self.max_context = max_context  # tokens

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from zlib import crc32
 
-from server.interfaces import TokenizerLike
+from specdec.models.tokenizer import Tokenizer
 
 CACHED_CHARACTERS = 1 << 21
 ENTRY = 64  # characters that a cache entry weighs besides its text
@@ -24,9 +24,7 @@ class UserText:
     breaks_before: bool  # split before line breaks, not after them: depends on how the vocabulary splits words
     digits_alone: bool  # no token has two digits
 
-    def __init__(
-        self, tokenizer: TokenizerLike, reserved: Mapping[int, str], capacity: int = CACHED_CHARACTERS
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, reserved: Mapping[int, str], capacity: int = CACHED_CHARACTERS) -> None:
         """reserved: names by id of tokens that no text may produce, besides special ones. capacity: characters."""
         self._tokenizer = tokenizer
         self._reserved = frozenset(reserved) | tokenizer.special_ids

@@ -24,7 +24,6 @@ from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPL
 from server.http.openai_format import extras
 from server.http.tool_calls import as_object
 from server.http.tool_use import FlatTools, ToolUse, read_tools, use_tools
-from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import (
     FLAG,
@@ -46,6 +45,7 @@ from server.request_fields import (
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, StoppingParams
 from specdec.errors import RequestError
+from specdec.models.tokenizer import Tokenizer
 
 _PART = with_fields(
     {
@@ -188,7 +188,7 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
         block.refuse("type", f"must be {kinds} where the role is {role}; the model reads text only")
 
 
-def _read_tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+def _read_tools(body: Body, tokenizer: Tokenizer) -> ToolUse | None:
     """Translates ``tool_choice`` to that of OpenAI, and reads the tools."""
     same: dict[str, Any] = {"tools": body.raw("tools")}
     choice = body.object("tool_choice")
@@ -232,7 +232,7 @@ def usage(totals: Totals) -> dict[str, int]:
     }
 
 
-def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: TokenizerLike) -> dict[str, Any]:
+def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
     """Why the answer ended, and the text that ended it. ``limit``: the call's own, in tokens."""
     reason, matched = "end_turn", None
     match event.reason:
@@ -276,7 +276,7 @@ class MessageAnswer:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: TokenizerLike) -> None:
+    def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: Tokenizer) -> None:
         self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer
         self._tools = parsed.tools
         self._blocks, self._totals = Blocks(parsed.tools), Totals()

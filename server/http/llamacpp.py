@@ -21,11 +21,11 @@ from server.http.llamacpp_request import (
 )
 from server.http.openai_format import ERROR_TYPES
 from server.http.tool_use import read_tools
-from server.interfaces import TokenizerLike
 from server.request_fields import IDS, TEXT, Field, Table, flag_field, text_field
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Started
 from specdec.errors import EngineDeadError
+from specdec.models.tokenizer import Tokenizer
 
 _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 
@@ -142,7 +142,7 @@ class LlamaAnswer:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, parsed: LlamaRequest, model: str, tokenizer: TokenizerLike) -> None:
+    def __init__(self, parsed: LlamaRequest, model: str, tokenizer: Tokenizer) -> None:
         self._request, self._model, self._tokenizer = parsed, model, tokenizer
         self._made = [0] * parsed.request.sampling.n
         self._with_new_line: set[int] = set()  # samples
@@ -237,7 +237,7 @@ async def apply_template(call: Call) -> None:
     await call.reply(200, {"prompt": await model.tokenizer.decode(shown, skip_special=False)})
 
 
-def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
     """A piece that is not valid text is returned as bytes."""
     data = tokenizer.token_bytes(token)
     try:

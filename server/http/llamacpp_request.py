@@ -14,7 +14,6 @@ from server.completion.requests import CompletionOptions
 from server.http.call import Call
 from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT, read_limit
 from server.http.openai_format import logprob_entry
-from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     COUNT,
@@ -38,6 +37,7 @@ from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
 from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, TextRules, TokenLogprobs
 from specdec.engine.validation import check_requests
+from specdec.models.tokenizer import Tokenizer
 
 
 def _read_indent(body: Body, name: str) -> TextRules | None:
@@ -170,7 +170,7 @@ def _good(what: Any, bias: Any) -> bool:
     return (type(what) is int or isinstance(what, str)) and (number or bias is False)
 
 
-def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> list[dict[str, Any]]:
+def probabilities(rows: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
 
     def named(token: int, logprob: float) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from server.http.fields import (
 from server.http.openai_format import extras, finish_fields, logprob_entries, set_logprobs
 from server.http.tool_calls import Part, ToolCall, as_object
 from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
-from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields, write_line
 from server.request_fields import (
     IDS,
@@ -70,6 +69,7 @@ from specdec.core.types import (
 )
 from specdec.errors import InvalidRequestError
 from specdec.models.fim import TEMPLATES
+from specdec.models.tokenizer import Tokenizer
 
 MEDIA_TYPE = b"application/x-ndjson"
 
@@ -88,7 +88,7 @@ def _error_body(refusal: Refusal) -> dict[str, str]:
 OLLAMA_ERRORS = ErrorStyle(_error_body, ndjson)  # a line in the place of the one that says done
 
 
-def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
+def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
     """``logprobs``, one entry per token, unless there are none."""
     return {"logprobs": logprob_entries(tokenizer, rows)} if rows else {}
 
@@ -306,7 +306,7 @@ class OllamaAnswer:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: TokenizerLike) -> None:
+    def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: Tokenizer) -> None:
         """content: makes text and calls the content of a line."""
         self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
         self._tools, self._totals = parsed.tools, Totals()

@@ -25,9 +25,9 @@ from server.http.openai_format import (
 )
 from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser
 from server.http.tool_use import ToolUse, read_tools, use_tools
-from server.interfaces import TokenizerLike
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
+from specdec.models.tokenizer import Tokenizer
 
 CHAT_FIELDS: Table = (
     *SHARED,
@@ -76,7 +76,7 @@ class ChatAnswer:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
+    def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: Tokenizer) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
         self._parsers: list[ToolCallParser] | None = None

@@ -24,7 +24,6 @@ from server.http.openai_format import (
     stream_options,
     usage,
 )
-from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     IDS,
@@ -53,6 +52,7 @@ from specdec.core.types import (
     TokenLogprobs,
 )
 from specdec.engine.validation import check_requests
+from specdec.models.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -192,7 +192,7 @@ class CompletionAnswer:
         self,
         head: dict[str, Any],
         parsed: CompletionRequest,
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         scores: Sequence[Sequence[TokenLogprobs]] = (),
     ) -> None:
         """scores: log-probabilities of each prompt's tokens, if they were requested."""

@@ -13,7 +13,6 @@ from server.http.answering import DONE, Totals, sse
 from server.http.call import Call, ErrorStyle
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING
-from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     GRAMMAR,
@@ -36,6 +35,7 @@ from specdec.core.types import (
     TokenLogprobs,
     metrics_dict,
 )
+from specdec.models.tokenizer import Tokenizer
 
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 422: "not_supported_error", 429: "rate_limit_error",
@@ -147,7 +147,7 @@ def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]
     }
 
 
-def step_tree_value(tree: StepTree, tokenizer: TokenizerLike) -> dict[str, Any]:
+def step_tree_value(tree: StepTree, tokenizer: Tokenizer) -> dict[str, Any]:
     """``tree`` with the text of each node; an incomplete character becomes a replacement character."""
     rows = zip(tree.tokens, tree.parents, tree.chances, tree.sources, strict=True)
     return {
@@ -174,9 +174,7 @@ class LegacyLogprobs:
     """Log-probabilities in the form of /v1/completions. Each sample needs its own, which counts text offsets; a resumed
     sample begins after the text of its ``resume`` tokens. skip_special: the text has no special tokens."""
 
-    def __init__(
-        self, tokenizer: TokenizerLike, resume: ResumeParams | None = None, *, skip_special: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, resume: ResumeParams | None = None, *, skip_special: bool = True) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -221,13 +219,13 @@ class LegacyLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def logprob_entry(tokenizer: TokenizerLike, token: int, logprob: float) -> dict[str, Any]:
+def logprob_entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     """A token with its log-probability, as in /v1/chat/completions."""
     data = tokenizer.token_bytes(token)
     return {"token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
 
 
-def logprob_entries(tokenizer: TokenizerLike, rows: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+def logprob_entries(tokenizer: Tokenizer, rows: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     """The tokens of ``rows``, each with the likeliest tokens at its position in ``top_logprobs``."""
     return [
         logprob_entry(tokenizer, row.token_id, row.logprob)

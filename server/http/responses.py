@@ -22,7 +22,6 @@ from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
 from server.http.tool_use import PARALLEL, FlatTools, ToolUse, read_tools, use_tools
-from server.interfaces import TokenizerLike
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     FLAG,
@@ -45,6 +44,7 @@ from server.request_fields import (
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, OutputParams, Request, RequestEvent, StoppingParams
 from specdec.errors import InvalidRequestError
+from specdec.models.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"
 _ITEM = with_fields(
@@ -253,7 +253,7 @@ class ResponseAnswer:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: TokenizerLike) -> None:
+    def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: Tokenizer) -> None:
         self._answer, self._request_id = response_head(call, parsed), call.request_id
         self._tools, self._blocks, self._totals, self._sent = parsed.tools, Blocks(parsed.tools), Totals(), 0
         self._tokenizer = tokenizer

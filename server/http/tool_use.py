@@ -12,12 +12,12 @@ import orjson
 
 from server.http.tool_calls import Part, ToolCallParser
 from server.http.tool_parameters import MAX_NAME, SPACING, ParameterGrammar, unenforced
-from server.interfaces import TokenizerLike
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.tool_forms import ToolForm
 
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
@@ -44,7 +44,7 @@ class ToolUse:
         parser = self.parser(whole=True)
         return [*parser.push(text), *parser.flush()]
 
-    def grammar(self, tokenizer: TokenizerLike, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
+    def grammar(self, tokenizer: Tokenizer, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
         """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas.
 
         answer: the schema of an answer without calls, where none is required.
@@ -84,7 +84,7 @@ class FlatTools:
     schema: str  # the field with the schema of the arguments
 
 
-def read_tools(body: Body, tokenizer: TokenizerLike, flat: FlatTools | None = None) -> ToolUse | None:
+def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) -> ToolUse | None:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls``. None: there are none, or a field is wrong.
 
     flat: None: the tools are those of OpenAI's chat.
@@ -119,7 +119,7 @@ def read_tools(body: Body, tokenizer: TokenizerLike, flat: FlatTools | None = No
     return ToolUse(known, tokenizer.tool_form, required, parallel and choice is None)
 
 
-def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: TokenizerLike) -> None:
+def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: Tokenizer) -> None:
     """Set the grammar that calls must match, and whether the text shows the special tokens that mark calls."""
     if tools is None or body.violations.found:  # among them schemas that are nested too deep to go on with
         return
@@ -262,7 +262,7 @@ TOOLS: Table = (
 def tool_grammar(
     form: ToolForm,
     functions: Sequence[Mapping[str, Any]],
-    tokenizer: TokenizerLike,
+    tokenizer: Tokenizer,
     *,
     many: bool,
     free: bool = False,
@@ -376,7 +376,7 @@ def _bare_calls(
 
 
 class _Writer:
-    def __init__(self, tokenizer: TokenizerLike) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._ids = {mark: found for mark in _MARKS if (found := tokenizer.special_id(mark)) is not None}
 
     def is_special(self, mark: str) -> bool:

@@ -7,21 +7,24 @@ import dataclasses
 import signal
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from server.errors import DeadlinePassedError, unpack_error
-from server.interfaces import EngineLike, TokenizerLike
 from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import GenerateOptions
 from specdec.core.types import EngineInfo, Failed, Finished, FinishReason, RequestEvent, ServerLoad, StepTrace
+from specdec.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specdec.engine.engine import Engine  # with torch, which a server's clients do without
 
 
 class LocalRunner:
     """Runs a request on an engine in this process. Closing ``events`` early aborts the request."""
 
-    def __init__(self, engine: EngineLike, tokenizer: TokenizerLike) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self._engine, self._tokenizer = engine, tokenizer
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.models.tokenizer import TextTokenizer
+from specdec.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class FimParts:
 class FimParser:
     """Splits prompts by the fill-in-the-middle tokens of one tokenizer."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         found = (_resolve(tokenizer, template) for template in TEMPLATES)
         self._templates = [tokens for tokens in found if tokens is not None]
 
@@ -157,7 +157,7 @@ class FimTokens:
         return self.suffix >= 0
 
     @staticmethod
-    def of(tokenizer: TextTokenizer) -> FimTokens:
+    def of(tokenizer: Tokenizer) -> FimTokens:
         """The tokens of the first template that the vocabulary has. If there is none, the tokens that mark files, for
         prompts that end at the gap."""
         for template in TEMPLATES:
@@ -167,13 +167,13 @@ class FimTokens:
         return FimTokens.prefix_only(tokenizer)
 
     @staticmethod
-    def prefix_only(tokenizer: TextTokenizer) -> FimTokens:
+    def prefix_only(tokenizer: Tokenizer) -> FimTokens:
         """Tokens for prompts that end at the gap."""
         repo, file = (_first(tokenizer, names) for names in (PREFIX_ONLY.repo, PREFIX_ONLY.file))
         return FimTokens(PREFIX_ONLY, -1, -1, -1, repo, file, _named(tokenizer, COMMON_ENDS))
 
 
-def _resolve(tokenizer: TextTokenizer, template: FimTemplate) -> FimTokens | None:
+def _resolve(tokenizer: Tokenizer, template: FimTemplate) -> FimTokens | None:
     prefix, suffix, middle, repo, file = (
         _first(tokenizer, names)
         for names in (template.prefix, template.suffix, template.middle, template.repo, template.file)
@@ -184,9 +184,9 @@ def _resolve(tokenizer: TextTokenizer, template: FimTemplate) -> FimTokens | Non
     return FimTokens(template, prefix, suffix, middle, repo, file, _named(tokenizer, names))
 
 
-def _first(tokenizer: TextTokenizer, names: tuple[str, ...]) -> int:
+def _first(tokenizer: Tokenizer, names: tuple[str, ...]) -> int:
     return next((found for name in names if (found := tokenizer.token_id(name)) is not None), -1)
 
 
-def _named(tokenizer: TextTokenizer, names: tuple[str, ...]) -> dict[int, str]:
+def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> dict[int, str]:
     return {found: name for name in names if (found := tokenizer.token_id(name)) is not None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specdec.core.types import Request, SpeculationMode
-from specdec.models.tokenizer import TextTokenizer
+from specdec.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def trained_form(model: str) -> NextEditForm | None:
     return max(named, key=lambda item: item[0])[1] if named else None
 
 
-def form_of(model: str, tokenizer: TextTokenizer) -> NextEditForm:
+def form_of(model: str, tokenizer: Tokenizer) -> NextEditForm:
     """The form of prompts for ``model``: what it is trained on. Without one, Sweep's if the vocabulary can mark files
     as Sweep does, and ``plain`` otherwise."""
     trained = trained_form(model)
@@ -187,7 +187,7 @@ _CUES = tuple({form.cue for form in FORMS})
 class WindowReader:
     """Finds the window in prompts of next-edit forms, whichever API they came by."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def predict(self, request: Request) -> Request:

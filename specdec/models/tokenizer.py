@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
@@ -31,25 +31,6 @@ class TokenizerInfo:
     template_variables: dict[str, str] = field(default_factory=dict)  # special tokens by name, such as bos_token
     end_id: int | None = None  # ends every text to be embedded
     pooling: str = ""  # as `EngineInfo.pooling`
-
-
-class TextTokenizer(Protocol):
-    """Text to ids and back; `Tokenizer`, or what stands in for it."""
-
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of ``text``."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ``ids``."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token; a special token gives its name."""
-
-    def token_id(self, token: str) -> int | None:
-        """Id of the vocabulary entry ``token``, such as the name of a special token; None if there is none."""
-
-    def special_id(self, name: str) -> int | None:
-        """Id of the special token ``name``; None if there is none."""
 
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
