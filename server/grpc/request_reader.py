@@ -16,6 +16,7 @@ from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
 from server.errors import DeadlinePassedError
 from server.json_body import Body, read_object
+from server.request_fields import NO_PROMPT
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
@@ -132,7 +133,7 @@ async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: Vi
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         return await model.tokenizer.encode_chat(messages, variables=variables)
     except InvalidRequestError as error:
-        violations.found += error.violations
+        violations.found += [FieldViolation(f"chat.{each.field}", each.description) for each in error.violations]
         return []
 
 
@@ -184,10 +185,8 @@ async def _prompt(
         if count > longest:  # it is not worth a copy
             raise PromptTooLongError(longest, count)
         ids = list(message.token_ids.ids)
-    if not ids and not violations.found:
-        problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"
-        violations.found.append(FieldViolation("prompt", problem))
-    return PackedPrompt(tuple(ids))
+    violations.check(which is not None, "prompt", "one of text, token_ids, chat and fim is needed")
+    return PackedPrompt(tuple(ids) or (NO_PROMPT if violations.found else ()))
 
 
 async def read_prediction(

@@ -53,8 +53,9 @@ class FakeTokenizer:
     ) -> list[int]:
         if not self.has_chat_template:
             raise ModelError("the model has no chat template")
-        if any(m["role"] == "robot" for m in messages):
-            raise InvalidRequestError([FieldViolation("chat", "unknown role robot")])
+        for i, message in enumerate(messages):
+            if message["role"] == "robot":
+                raise InvalidRequestError([FieldViolation(f"messages[{i}].role", "unknown role robot")])
         talk = "".join(f"{m['role']}:{m['content']};" for m in plain_messages(messages))
         names = f"[{','.join(tool['function']['name'] for tool in tools)}]" if tools else ""
         given = dict(variables or {})

@@ -81,20 +81,20 @@ async def test_bad_prompts_are_named() -> None:
     said = options_pb2.ChatMessage(role="user", content="x")
     odd = options_pb2.ChatPrompt(messages=[said], template_variables="[1]")
     nobody = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(content="x")])
-    cases = {
-        "prompt": pb.GenerateRequest(),
-        "prompt.token_ids": pb.GenerateRequest(token_ids=options_pb2.TokenIds(ids=[1, 256])),
-        "chat": pb.GenerateRequest(chat=chat),
-        "chat.messages": pb.GenerateRequest(chat=options_pb2.ChatPrompt()),
-        "chat.messages[0].role": pb.GenerateRequest(chat=nobody),
-        "chat.template_variables": pb.GenerateRequest(chat=odd),
-    }
+    cases = [
+        ("prompt", pb.GenerateRequest()),
+        ("prompt.token_ids", pb.GenerateRequest(token_ids=options_pb2.TokenIds(ids=[1, 256]))),
+        ("chat.messages[0].role", pb.GenerateRequest(chat=chat)),
+        ("chat.messages", pb.GenerateRequest(chat=options_pb2.ChatPrompt())),
+        ("chat.messages[0].role", pb.GenerateRequest(chat=nobody)),
+        ("chat.template_variables", pb.GenerateRequest(chat=odd)),
+    ]
     async with running_server() as server:
-        for field, request in cases.items():
+        for field, request in cases:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await server.generation.Generate(request)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert field in bad_fields(caught.value)
+            assert bad_fields(caught.value) == {field}
         for call in (
             server.generation.Tokenize(pb.TokenizeRequest()),
             server.generation.Detokenize(pb.DetokenizeRequest(token_ids=[256])),

@@ -101,7 +101,7 @@ BAD = [
     ("messages[0].content", {"messages": [{"role": "user", "text": "hi"}]}),
     ("messages[0].content[1]",
      {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]}),
-    ("chat", {"messages": [{"role": "robot", "content": ""}]}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),
+    ("messages[0].role", {"messages": [{"role": "robot", "content": ""}]}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),
     ("tools[0].function", {"tools": [{}]}), ("tools[0].function.name", {"tools": [{"function": {}}]}),
     ("tools[0].function.name", {"tools": [{"function": {"name": 5}}]}), ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
