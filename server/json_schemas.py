@@ -15,6 +15,7 @@ _UNENFORCED = frozenset(
     }
 )  # fmt: skip
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_UUID = re.compile("uuid([1-8])")
 # Look-around, word boundaries and references to groups, which a pattern of zod or of a tool may have.
 _LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB1-9])")
 _ONE_OF = "oneOf"  # enforced where no value matches two alternatives, as far as the library can tell
@@ -31,6 +32,7 @@ _OWN = frozenset({"type", "enum", "const", "properties"})  # beside which `branc
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """A copy of the schema whose grammar leaves out the keywords that no grammar expresses, and a warning that lists
     them; empty: the grammar enforces all. The schema must not be nested deeper than code may recurse."""
+    schema = _changed(schema, _with_uuids)
     found = [*dict.fromkeys(_left_out(schema))]
     options = schema.get("x-guidance", {})
     if not found or not isinstance(options, dict):
@@ -38,6 +40,17 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     names = ", ".join(name for name in found if name != _ONE_OF)
     warning = f"{names}: not enforced, because no grammar expresses it" if names else ""
     return {**_changed(schema, _without_refused), "x-guidance": {"lenient": True, **options}}, warning
+
+
+def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with a pattern in place of pydantic's ``"format": "uuid4"`` and the like."""
+    version = _UUID.fullmatch(str(schema.get("format")))
+    if version is None or "pattern" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "format"}
+    return rest | {
+        "pattern": rf"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version[1]}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+    }
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -49,6 +50,19 @@ def test_formats_that_the_library_does_not_know_are_left_out_and_named() -> None
     assert compiles(found)
     for known in _FORMATS:
         assert compiles({"type": "string", "format": known})
+
+
+def test_uuids_of_a_version_are_enforced() -> None:
+    """pydantic's `UUID4` accepts no other version."""
+    for inside in INSIDE:
+        found, warning = lenient(inside({"type": "string", "format": "uuid4"}))
+        assert warning == ""
+        assert compiles(found)
+    found, _ = lenient({"type": "string", "format": "uuid7", "title": "T"})
+    assert found.keys() == {"type", "title", "pattern"}
+    text = "0189f7a2-1b3c-7d4e-8f00-0123456789ab"
+    assert re.search(found["pattern"], text)
+    assert not re.search(found["pattern"], text.replace("-7", "-4"))
 
 
 def test_what_is_enforced_stays_as_it_is() -> None:
