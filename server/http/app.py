@@ -209,9 +209,10 @@ _STYLES: Mapping[str, ErrorStyle] = {"/api/": OLLAMA_ERRORS, "/v1/messages": ANT
 async def _refuse(request: Request, error: Any) -> Response:
     """The answer to an unknown path or method."""
     path, headers = request.scope["path"], {}
-    # A client's base URL may lack its /v1, or have one too many.
+    # A client's base URL may lack its /v1, have one too many, or end in a slash.
     served = {route.path for route in request.app.routes}
-    likely = next((each for each in (f"/v1{path}", path.removeprefix("/v1")) if each in served), None)
+    meant = f"/v1{path}", path.removeprefix("/v1"), path.replace("//", "/")
+    likely = next((each for each in meant if each in served), None)
     found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path, likely)
     if error.status_code == 405:
         # Starlette names the methods of one route only.

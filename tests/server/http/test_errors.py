@@ -128,7 +128,7 @@ def test_unknown_paths_and_methods(server: Server) -> None:
     response = server.client.get("/nothing")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "path_not_found")
     for path, likely in (("/chat/completions", "/v1/chat/completions"), ("/v1/api/chat", "/api/chat"),
-                         ("/v1/v1/messages", MESSAGES)):  # fmt: skip
+                         ("/v1/v1/messages", MESSAGES), ("/v1//messages", MESSAGES)):  # fmt: skip
         assert f"did you mean {likely}?" in str(server.client.post(path, json={}).json()["error"])
     for path in ("/openai/deployments/fake/chat/completions", "/v1", "/v1/"):
         assert "did you mean" not in server.client.post(path, json={}).json()["error"]["message"]
