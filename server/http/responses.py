@@ -184,7 +184,7 @@ def _echo(body: Body, fields: RequestFields) -> dict[str, Any]:
     """What the answer repeats of the body."""
     return {
         "instructions": fields.own.get("instructions"),
-        "metadata": body.value("metadata") or {},
+        "metadata": body.value("metadata") if body.object("metadata") else {},
         "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
         "text": body.value("text") or {"format": {"type": "text"}},
         "tool_choice": body.value("tool_choice") or "auto",

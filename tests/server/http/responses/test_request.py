@@ -154,6 +154,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -1}),
     ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text", {"text": "json"}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema"}}}), ("metadata", {"metadata": DEEP}),
+    ("metadata", {"metadata": "x"}),
     ("top_logprobs", {"top_logprobs": 2}), ("top_logprobs", {"include": LOGPROBS, "top_logprobs": 21}),
     ("include", {"include": LOGPROBS, "tools": [TOOL]}), ("include", {"include": [5]}), ("user", {"user": 5}),
     ("previous_response_id", {"previous_response_id": "resp_1"}), ("conversation", {"conversation": "conv_1"}),
