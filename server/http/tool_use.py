@@ -206,10 +206,10 @@ def _read_choice(body: Body, given: Body | None, names: Sequence[str]) -> tuple[
 def _read_name(given: Body, names: Sequence[str]) -> str:
     """The tool that ``given`` names, beside its type as in OpenAI's Responses, or in an object ``function``."""
     function = given.object("function") if given.has("function") else given
-    name = None if function is None else function.text("name")
+    name = "" if function is None else function.text("name") or ""
     if function is not None and name not in names:
-        function.refuse("name", f"must be one of the tools: {', '.join(names)}")
-    return name or ""
+        function.refuse("name", f"{name[:64]!r} is none of the tools: {', '.join(names)}")
+    return name
 
 
 def _read_allowed(choice: Body, names: Sequence[str]) -> tuple[tuple[str, ...], bool]:
