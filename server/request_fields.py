@@ -260,12 +260,9 @@ def _read_format(body: Body, name: str, holder: str = "") -> GrammarParams | Non
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
     if kind == "json_object":
-        beside = next(
-            filter(given.has, ("schema", "value")), None
-        )  # llama.cpp's name; TGI's, as huggingface_hub sends it
-        return (
-            read_grammar(given, beside, GrammarKind.JSON_SCHEMA) if beside else GrammarParams(GrammarKind.JSON_OBJECT)
-        )
+        beside = "schema" if given.has("schema") else "value"  # llama.cpp's name; TGI's, which huggingface_hub sends
+        known = read_grammar(given, beside, GrammarKind.JSON_SCHEMA)
+        return GrammarParams(GrammarKind.JSON_OBJECT) if known is None else known
     if kind != "json_schema":
         return None
     schema = given.object(holder) if holder else given
