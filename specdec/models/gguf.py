@@ -229,6 +229,10 @@ def parse_gguf_config(file: GGUFFile) -> ModelConfig:
         raise UnsupportedModelError(
             f"{file.path}: is a part of a model (split.count); join them: llama-gguf-split --merge FIRST_PART NEW_FILE"
         )
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise UnsupportedModelError(
+            f"{file.path}: holds no model but '{kind}' (general.type); give the file of the whole model"
+        )
     architecture = str(file.metadata.get("general.architecture", "(none)"))
     if architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

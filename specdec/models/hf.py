@@ -191,6 +191,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+_SCORING = ("Classification", "RewardModel")  # ends of the names of classes with another head
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -217,6 +218,9 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
 def _read_config(data: dict[str, Any], name: str, family: str) -> ModelConfig:
     if data.get("quantization_config") is not None:
         parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
+    scores = next((each for each in data.get("architectures") or () if each.endswith(_SCORING)), None)
+    if scores is not None:
+        raise UnsupportedModelError(f"{name}: is a {scores}, which scores texts; use a model that ends in ForCausalLM")
     data = _language_model(data)
     # A null means "the default", but for the window: there it means that the model has none.
     said = {k: v for k, v in data.items() if v is not None or k == "sliding_window"}

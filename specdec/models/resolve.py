@@ -22,7 +22,7 @@ from specdec.models.tokenizer import Tokenizer
 class HFCheckpoint:
     """A folder ``path`` with config.json, safetensors and tokenizer.json.
 
-    place: see `Checkpoint`; given where ``path`` changes with the version.
+    place: see `Checkpoint`; given where ``path`` changes with the version. ModelError if it holds an adapter alone.
     """
 
     keeps_packed = True
@@ -30,6 +30,11 @@ class HFCheckpoint:
     def __init__(self, path: Path, name: str | None = None, place: Path | None = None) -> None:
         self.path, self.place = path, place or path
         self.name = name or path.resolve().name
+        weights = {file.name for file in path.glob("*.safetensors")}
+        if (path / "adapter_config.json").exists() and weights <= {"adapter_model.safetensors"}:
+            raise ModelError(
+                f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save the whole model"
+            )
 
     def fingerprint(self) -> str:
         """SHA-256 over the configuration and every weight file."""
@@ -152,6 +157,4 @@ def _folder(path: Path) -> Checkpoint:
         return HFCheckpoint(path)
     if len(files) > 1:
         raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
-    if not files and (path / "adapter_config.json").exists():
-        raise ModelError(f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save the whole model")
     return GGUFCheckpoint(files[0]) if files else HFCheckpoint(path)

@@ -210,6 +210,8 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
             "architecture 'mamba' is not supported.*gemma3, llama",
         ),
         ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
+        ("general.type", "adapter", UnsupportedModelError, "no model but 'adapter' .general.type.; .*whole model"),
+        ("general.type", "mmproj", UnsupportedModelError, "no model but 'mmproj' "),
         ("llama.expert_count", 8, UnsupportedModelError, "experts of architecture 'llama'.* qwen3moe"),
         ("llama.rope.scaling.type", "longrope", UnsupportedModelError, "rope scaling 'longrope'"),
         ("llama.rope.scaling.yarn_ext_factor", 0.5, UnsupportedModelError, "'llama.rope.scaling.yarn_ext_factor' 0.5"),

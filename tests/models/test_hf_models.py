@@ -224,6 +224,12 @@ def test_qwen_window_needs_its_switch() -> None:
         ({"rope_scaling": {"type": "yarn", "truncate": False}}, UnsupportedModelError, "rope scaling 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ModelError, "yarn rope scaling lacks 'original_max_pos"),
         ({"hidden_act": "relu"}, UnsupportedModelError, "activation 'relu'"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            UnsupportedModelError,
+            "LlamaForSequenceClassification, which scores texts; .*ForCausalLM",
+        ),
+        ({"architectures": ["LlamaForRewardModel"]}, UnsupportedModelError, "which scores texts"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, UnsupportedModelError, "with and without experts"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, UnsupportedModelError, "with and without experts"),
         ({"model_type": "qwen3_moe", "num_experts": 4}, ModelError, "8 experts of 4"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import save_file
 
 from specdec.control_groups import available_bytes
 from specdec.errors import ModelError
@@ -53,10 +54,26 @@ def test_a_gguf_file_of_any_name(tiny: Tiny, tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "sha256-4d7a21"), dtype="int8", cache_dir=tmp_path).config.n_layers == 2
 
 
-def test_an_adapter_alone_is_no_model(tiny: Tiny, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+@pytest.mark.parametrize("with_config", [False, True], ids=["peft", "axolotl"])
+@pytest.mark.parametrize("ref", ["folder", "hub id"])
+def test_an_adapter_alone_is_no_model(
+    ref: str, with_config: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
+    if with_config:
+        shutil.copy(tiny("llama") / "config.json", folder)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
     with pytest.raises(ModelError, match="holds an adapter alone; merge it"):
-        load_model(str(tmp_path), dtype="int8", cache_dir=tmp_path)
+        load_model(str(folder) if ref == "folder" else "org/adapter", dtype="int8", cache_dir=tmp_path)
+
+
+def test_a_model_beside_an_adapter_loads(tiny: Tiny, tmp_path: Path) -> None:
+    shutil.copytree(tiny("qwen3"), tmp_path / "m")
+    (tmp_path / "m" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert load_model(str(tmp_path / "m"), dtype="int8", cache_dir=tmp_path).config.family == "qwen3"
 
 
 def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
