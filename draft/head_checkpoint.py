@@ -17,8 +17,8 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import check_regular, fingerprint_files, read_json, well_formed
 from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, readable
-from specdec.models.load import check_dimensions
 from specdec.models.memory import check_memory
+from specdec.models.pack import check_dimensions
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
 _MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of heads; they differ in tensors only

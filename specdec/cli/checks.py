@@ -78,12 +78,14 @@ class Outlook:
 def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
     """Memory that an engine of ``config`` needs, how much it holds at a time, and how fast it can be at most where
     memory is read at ``bytes_per_s`` (0: not known); nothing is fetched to find that out."""
-    from specdec.engine.memory import measure_draft, plan_memory, tokenizer_of_cut
+    from specdec.engine.memory import measure_draft, plan_memory
     from specdec.engine.platform import context_limit, target_device
     from specdec.errors import ConfigError, ModelError
     from specdec.models.catalogue import with_named_draft
+    from specdec.models.load import checked_tokenizer
     from specdec.models.memory import measure_model
-    from specdec.models.resolve import is_here
+    from specdec.models.progress import silent
+    from specdec.models.resolve import is_here, resolve
 
     try:
         config = with_named_draft(config)
@@ -91,9 +93,9 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
         if missing:
             return Outlook([("needs", f"not known: {name} is not here; {_fetch_hint(name)}") for name in missing])
         on_device = target_device(config) is not None
-        tokenizer = None if on_device else tokenizer_of_cut(config)
-        budget = plan_memory(config, on_device=on_device, tokenizer=tokenizer)
         target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir)
+        tokenizer = checked_tokenizer(resolve(config.target, config.cache_dir, silent), target.config, config.cache_dir)
+        budget = plan_memory(config, on_device=on_device, tokenizer=tokenizer)
         context = context_limit(config.model_copy(update={"kv_tokens": budget.kv_tokens}), target.config)
         draft = None if on_device else measure_draft(config, target.config, tokenizer)
     except (ModelError, ConfigError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic
 
 from specdec.config import WeightDtype
-from specdec.errors import ModelError, UnsupportedModelError
+from specdec.errors import ModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.config import ModelConfig
 from specdec.models.memory import check_memory
@@ -17,7 +17,7 @@ from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
-from verify_kernels.packed_weights import TILE_N, BlockPacking, HostLinear
+from verify_kernels.packed_weights import BlockPacking, HostLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class LoadedModel(Generic[L]):
 
 
 HostModel = LoadedModel[HostLinear]
-MAX_HEAD_DIM = 256  # values in a head; the CPU attention kernel's buffers hold no more
 
 
 def load_model(
@@ -77,7 +76,6 @@ def _cached(
     file = cache.open()
     if file is None:
         return None
-    check_dimensions(name, file.config)  # former versions wrote the file before they refused the model
     check_memory(name, file.nbytes, dtype)
     buffer = cache.read(file, progress)
     return None if buffer is None else (file.config, buffer, file.bits)
@@ -91,7 +89,6 @@ def _packed(
     packing: BlockPacking | None,
 ) -> tuple[ModelConfig, WeightsBuffer, str]:
     source = checkpoint.open()
-    check_dimensions(checkpoint.name, source.config)  # before the minutes that packing takes
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
     buffer = pack_model(source, dtype, progress, packing)
     if checkpoint.keeps_packed:
@@ -114,17 +111,3 @@ def checked_tokenizer(
             "they do not belong together, fetch the model again"
         )
     return tokenizer
-
-
-def check_dimensions(name: str, config: ModelConfig) -> None:
-    """UnsupportedModelError unless the CPU kernels support the heads and the experts."""
-    if config.experts and (config.hidden_size % TILE_N or 2 * config.intermediate_size % TILE_N):
-        raise UnsupportedModelError(
-            f"{name}: experts of {config.hidden_size} x {config.intermediate_size} are not supported; the first must "
-            f"be a multiple of {TILE_N}, the second one of {TILE_N // 2}"
-        )
-    if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
-        raise UnsupportedModelError(
-            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "
-            f"heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
-        )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specdec.config import WeightDtype
 from specdec.control_groups import usable_cores
-from specdec.errors import ModelError
+from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
@@ -78,7 +78,8 @@ def pack_model(
     """Pack every tensor of ``source`` into a new buffer. Beside the buffer only slices are held in memory.
 
     Raises:
-        ModelError: a tensor is missing or its shape does not fit the configuration.
+        ModelError: a tensor is missing, its shape does not fit the configuration, or it holds no numbers.
+        UnsupportedModelError: see `check_dimensions`.
     """
     check_shapes(source)
     buffer = WeightsBuffer(plan_layout(source, dtype))
@@ -101,8 +102,26 @@ def pack_model(
     return buffer
 
 
+MAX_HEAD_DIM = 256  # values in a head; the CPU attention kernel's buffers hold no more
+
+
+def check_dimensions(name: str, config: ModelConfig) -> None:
+    """UnsupportedModelError unless the CPU kernels support the heads and the experts."""
+    if config.experts and (config.hidden_size % TILE_N or 2 * config.intermediate_size % TILE_N):
+        raise UnsupportedModelError(
+            f"{name}: experts of {config.hidden_size} x {config.intermediate_size} are not supported; the first must "
+            f"be a multiple of {TILE_N}, the second one of {TILE_N // 2}"
+        )
+    if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
+        raise UnsupportedModelError(
+            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "
+            f"heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
+        )
+
+
 def check_shapes(source: TensorSource) -> None:
-    """ModelError unless every tensor of the configuration exists and has the right shape."""
+    """ModelError unless every tensor of the configuration exists and has the right shape; see `check_dimensions`."""
+    check_dimensions(source.name, source.config)
     shapes = tensor_shapes(source.config, lambda role: source.has(role + ".bias"))
     for role, shape in shapes.items():
         found = source.shape(role)
@@ -125,12 +144,21 @@ class _Reader:
         stored = self.source.stored_blocks(role)
         if stored is not None and stored.kind == kind:
             return self.source.blocks(role, low, high)
-        return self.packing.round(self.source.rows(role, low, high), cast(DraftKind, kind))
+        return self.packing.round(self.rows(role, low, high), cast(DraftKind, kind))
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows of ``role``, float32. What is no number is refused: packed to integers, it would be one."""
+        values = self.source.rows(role, low, high)
+        if not values.isfinite().all():
+            raise ModelError(
+                f"{self.source.name}: tensor {role} holds values that are no finite numbers; fetch the model again"
+            )
+        return values
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
         """Rows of ``piece``, packed."""
         if piece.kind not in FORMATS:
-            return pack_linear(fused_rows(self.source.rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+            return pack_linear(fused_rows(self.rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
         blocks = fused_rows(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
         return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
 
@@ -154,7 +182,7 @@ def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tupl
         step = max(SLICE_VALUES // hidden, 1)
         for low in range(0, vocab, step):
             high = min(low + step, vocab)
-            jobs.append(((high - low) * hidden, partial(_embed_slice, source, embed, low, high)))
+            jobs.append(((high - low) * hidden, partial(_embed_slice, read, embed, low, high)))
     return jobs
 
 
@@ -171,8 +199,8 @@ def _pack_slice(
         buffer.view(piece.name + ".bias")[channels] = packed.bias
 
 
-def _embed_slice(source: TensorSource, embed: Tensor, low: int, high: int) -> None:
-    embed[low:high] = source.rows("embed", low, high)
+def _embed_slice(read: _Reader, embed: Tensor, low: int, high: int) -> None:
+    embed[low:high] = read.rows("embed", low, high)
 
 
 def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:

@@ -56,6 +56,17 @@ def test_a_model_that_does_not_fit_is_an_exit_code(folder: Path) -> None:
     assert (beyond.exit_code, "engine.max_context" in beyond.stdout) == (1, True)
 
 
+def test_a_model_that_serve_refuses_is_an_exit_code(tmp_path: Path) -> None:
+    """What a start refuses after the weights were read is found here before."""
+    folder = make_tiny_model("llama", tmp_path / "m")
+    (folder / "tokenizer.json").unlink()
+    done = doctor(folder)
+    assert (done.exit_code, "no tokenizer.json" in done.stdout) == (1, True)
+    wide = make_tiny_model("llama", tmp_path / "wide", head_dim=258)
+    done = doctor(wide)
+    assert (done.exit_code, "heads of 258" in done.stdout) == (1, True)
+
+
 def test_missing_values_are_reported_as_unknown(tmp_path: Path) -> None:
     done = doctor(tmp_path / "cache", "--target", "qwen2.5-coder-1.5b")
     assert done.exit_code == 0

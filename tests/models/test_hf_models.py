@@ -259,6 +259,17 @@ def test_truncated_weights_are_rejected(keep: int, tiny: Tiny, tmp_path: Path) -
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("tensor", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_weights_that_are_no_numbers_are_rejected(tensor: str, value: float, tiny: Tiny, tmp_path: Path) -> None:
+    folder = _copy(tiny("llama3"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor][3, 5] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"(up|embed).*holds values that are no finite numbers; fetch"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
 def test_integer_weights_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     folder = _copy(tiny("llama"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
