@@ -16,7 +16,7 @@ from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
-from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
+from specdec.models.weights import L, ModelWeights, layout_bytes, plan_layout
 from verify_kernels.packed_weights import BlockPacking, HostLinear
 
 
@@ -64,36 +64,22 @@ def load_model(
     if cut is not None:
         checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
-    found = _cached(cache, checkpoint.name, dtype, progress)
-    config, buffer, bits = found or _packed(cache, checkpoint, dtype, progress, packing)
+    file, buffer = cache.open(), None
+    if file is not None:
+        check_memory(checkpoint.name, file.nbytes, dtype)
+        buffer = cache.read(file, progress)
+    if file is not None and buffer is not None:
+        config, bits = file.config, file.bits
+    else:
+        source = checkpoint.open()
+        check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
+        config, buffer = source.config, pack_model(source, dtype, progress, packing)
+        sums = sums_of(buffer)
+        bits = digest_of(buffer.layout, sums)
+        if checkpoint.keeps_packed:
+            cache.write(config, buffer, sums)
     tokenizer = checked_tokenizer(checkpoint, config, cache_dir, like)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
-
-
-def _cached(
-    cache: PackedCache, name: str, dtype: WeightDtype, progress: Progress
-) -> tuple[ModelConfig, WeightsBuffer, str] | None:
-    file = cache.open()
-    if file is None:
-        return None
-    check_memory(name, file.nbytes, dtype)
-    buffer = cache.read(file, progress)
-    return None if buffer is None else (file.config, buffer, file.bits)
-
-
-def _packed(
-    cache: PackedCache,
-    checkpoint: Checkpoint,
-    dtype: WeightDtype,
-    progress: Progress,
-    packing: BlockPacking | None,
-) -> tuple[ModelConfig, WeightsBuffer, str]:
-    source = checkpoint.open()
-    check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
-    buffer = pack_model(source, dtype, progress, packing)
-    if checkpoint.keeps_packed:
-        cache.write(source.config, buffer)
-    return source.config, buffer, digest_of(buffer.layout, sums_of(buffer))
 
 
 def checked_tokenizer(

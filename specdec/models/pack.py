@@ -287,7 +287,7 @@ class PackedFile:
         return buffer
 
 
-def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
+def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer, sums: list[int]) -> None:
     """Write the buffer atomically, under a temporary name that is then renamed. Raises OSError.
 
     The temporary file is locked while it is written, so that `_delete_unfinished` of another process leaves it.
@@ -298,7 +298,7 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
         with temporary.open("wb") as file:
             with suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            write_packed(file, key, config, buffer)
+            write_packed(file, key, config, buffer, sums)
             file.flush()
             os.replace(temporary, path)
     finally:
@@ -314,14 +314,13 @@ def _delete_unfinished(folder: Path) -> None:
                 path.unlink()
 
 
-def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
+def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer, sums: list[int]) -> None:
     """Write a packed file, as `PackedFile` reads it, to an empty file."""
-    memory, sums = buffer.bytes_view(), sums_of(buffer)
     layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
     header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
     preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
     file.write((preamble + header).ljust(align(len(preamble) + len(header)), b"\0"))
-    file.write(memory)
+    file.write(buffer.bytes_view())
 
 
 def sums_of(buffer: WeightsBuffer) -> list[int]:
@@ -405,15 +404,15 @@ class PackedCache:
             self._discard(error)
             return None
 
-    def write(self, config: ModelConfig, buffer: WeightsBuffer) -> None:
-        """Cache the weights. A failure is only logged, since the model runs without the cache."""
+    def write(self, config: ModelConfig, buffer: WeightsBuffer, sums: list[int]) -> None:
+        """Cache the weights. A failure is only logged, since the model runs without the cache. sums: by `sums_of`."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _delete_unfinished(self._folder)
             if shutil.disk_usage(self._folder).free < buffer.nbytes + _SPARE_BYTES:
                 logger.warning("%s: too little disk space to keep packed weights of %s", self._folder, self._name)
                 return
-            write_packed_file(self.path, self.key, config, buffer)
+            write_packed_file(self.path, self.key, config, buffer, sums)
             for stale in self._folder.glob(f"{self._stem}-*.packed"):
                 if stale != self.path:
                     stale.unlink(missing_ok=True)
