@@ -172,11 +172,9 @@ class PlainPacking:
     """`BlockPacking` in numpy and torch: runs without a C++ compiler, and checks the native one."""
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """By `pack_blocks`."""
         return torch.from_numpy(pack_blocks(raw.numpy(), kind))
 
     def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
-        """By `round_blocks`."""
         return round_blocks(weight, kind)
 
 

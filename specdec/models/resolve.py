@@ -14,7 +14,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
-from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files
+from specdec.models.hf import HFSource, load_hf_tokenizer, parse_hf_config, parse_quantized_config, weight_files
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
@@ -53,7 +53,8 @@ class HFCheckpoint:
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        return load_hf_tokenizer(self.path, config or HFSource(self.path, "numpy").config, like)
+        shape = config or parse_hf_config(read_json(self.path / "config.json"), str(self.path))
+        return load_hf_tokenizer(self.path, shape, like)
 
 
 class GGUFCheckpoint:

@@ -209,7 +209,6 @@ class NativeBackend:
         return self._batch[1]
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
-        """Look up token embeddings."""
         if isinstance(table, PackedLinear):
             kind, k_pad, ids, count = _KINDS[table.kind], _padded(table), tokens.ctypes.data, len(tokens)
             self._library.sd_embed_blocks(
@@ -219,7 +218,6 @@ class NativeBackend:
             np.multiply(table.numpy()[tokens], np.float32(scale), out=out.numpy()[: len(tokens)], dtype=np.float32)
 
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy cache rows of all layers."""
         layers, pages, heads, dim, _ = kv.k.shape
         width, moves = kv.k.dtype.itemsize, (source.ctypes.data, target.ctypes.data, len(source))
         for pool, planes, size in ((kv.k, dim, width), (kv.v, 1, dim * width), (kv.k_scale, 1, 4), (kv.v_scale, 1, 4)):
@@ -256,13 +254,11 @@ class NativeSampling:
         self._library, self._threads = library, threads
 
     def greedy(self, logits: Tensor) -> NDArray[np.int32]:
-        """Argmax per row."""
         tokens = np.empty(logits.shape[0], np.int32)
         self._library.sd_sample_greedy(*self._where(logits), tokens.ctypes.data)
         return tokens
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
-        """One token per row."""
         tokens = np.empty(len(rows), np.int32)
         records, path = _pack(rows)
         self._library.sd_sample_rows(*self._where(logits), records, path.ctypes.data, tokens.ctypes.data)
@@ -271,7 +267,6 @@ class NativeSampling:
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The best ``width`` <= 64 tokens per row and their log-probabilities."""
         ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
         records, path = _pack(rows)
         self._library.sd_sample_children(
@@ -282,7 +277,6 @@ class NativeSampling:
     def logprobs(
         self, logits: Tensor, tokens: NDArray[np.int32], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
-        """log softmax of the unprocessed logits."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         chosen = np.empty(len(tokens))
         ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))
@@ -315,7 +309,6 @@ class NativePacking:
         self._fits = {kind: torch.tensor(fits) for kind, fits in FITS.items()}
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """As `quant_formats.pack_blocks`."""
         raw, own = raw.contiguous(), FORMATS[kind]
         rows, blocks = raw.shape[0], raw.shape[1] // own.block_bytes
         out = torch.empty(packed_shape(kind, rows, blocks * own.block), dtype=torch.uint8)

@@ -86,7 +86,6 @@ class ReferenceBackend:
         return op
 
     def attention(self, spec: AttentionSpec) -> BatchOp:
-        """Bind a layer's attention."""
 
         def op(batch: ForwardBatch) -> None:
             q = write_rows(spec, batch)
@@ -96,7 +95,6 @@ class ReferenceBackend:
         return op
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
-        """Look up token embeddings."""
         out[: len(tokens)] = embedding_rows(table, torch.from_numpy(tokens).long()) * scale
 
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:

@@ -20,18 +20,15 @@ class ReferenceSampling:
     """`SamplingKernels` in numpy. Filters work on (z falling, id rising) order, of which each keeps a prefix."""
 
     def greedy(self, logits: Tensor) -> NDArray[np.int32]:
-        """Argmax per row."""
         return np.asarray([_argmax(live(row)) for row in logits.cpu().numpy()], np.int32)
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
-        """One token per row."""
         pairs = zip(logits.cpu().numpy(), rows, strict=True)
         return np.asarray([next(iter(self._best(row, how, 1)[0]), NO_TOKEN) for row, how in pairs], np.int32)
 
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """The best ``width`` tokens per row and their log-probabilities."""
         ids = np.full((len(rows), width), NO_TOKEN, np.int32)
         values = np.full((len(rows), width), -np.inf)
         for at, (row, how) in enumerate(zip(logits.cpu().numpy(), rows, strict=True)):
@@ -42,7 +39,6 @@ class ReferenceSampling:
     def logprobs(
         self, logits: Tensor, tokens: NDArray[np.int32], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
-        """log softmax of the unprocessed logits."""
         chosen = np.full(len(tokens), -np.inf)
         ids = np.full((len(tokens), top), NO_TOKEN, np.int32)
         values = np.full((len(tokens), top), -np.inf)
