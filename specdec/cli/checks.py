@@ -98,6 +98,10 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
         budget = plan_memory(config, on_device=on_device, tokenizer=tokenizer)
         context = context_limit(config.model_copy(update={"kv_tokens": budget.kv_tokens}), target.config)
         draft = None if on_device else measure_draft(config, target.config, tokenizer)
+        if draft is not None and config.draft is not None:
+            checked_tokenizer(
+                resolve(config.draft, config.cache_dir, silent), draft.config, config.cache_dir, tokenizer
+            )
     except (ModelError, ConfigError) as error:
         return Outlook([("needs", f"not known: {error}")], servable=False)
     lines = [("needs", line) for line in (*budget.lines(), "it fits" if budget.fits else "it does not fit")]

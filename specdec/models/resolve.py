@@ -152,8 +152,8 @@ def _from_hub(repository: str, pins: Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    """A model folder, or a folder with a single .gguf file."""
-    files = sorted(path.glob("*.gguf"))
+    """A model folder, or a folder with a single .gguf file beside that of its image encoder."""
+    files = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name.lower())
     if (path / "config.json").exists():
         return HFCheckpoint(path)
     if len(files) > 1:

@@ -60,8 +60,9 @@ def test_a_model_that_serve_refuses_is_an_exit_code(tmp_path: Path) -> None:
     """What a start refuses after the weights were read is found here before."""
     folder = make_tiny_model("llama", tmp_path / "m")
     (folder / "tokenizer.json").unlink()
-    done = doctor(folder)
-    assert (done.exit_code, "no tokenizer.json" in done.stdout) == (1, True)
+    draft = doctor(make_tiny_model("llama", tmp_path / "whole"), "--draft", str(folder))
+    for done in (doctor(folder), draft):
+        assert (done.exit_code, "no tokenizer.json" in done.stdout) == (1, True)
     wide = make_tiny_model("llama", tmp_path / "wide", head_dim=258)
     done = doctor(wide)
     assert (done.exit_code, "heads of 258" in done.stdout) == (1, True)

@@ -54,6 +54,13 @@ def test_a_gguf_file_of_any_name(tiny: Tiny, tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "sha256-4d7a21"), dtype="int8", cache_dir=tmp_path).config.n_layers == 2
 
 
+def test_a_folder_of_a_gguf_file_and_its_image_encoder(tiny: Tiny, tmp_path: Path) -> None:
+    """As LM Studio lays them out."""
+    for name in ("mmproj-model-f16.gguf", "vision-q8_0.gguf"):
+        write_tiny_gguf(tiny("qwen3"), tmp_path / name)
+    assert load_model(str(tmp_path), dtype="int8", cache_dir=tmp_path).name == "vision-q8_0"
+
+
 @pytest.mark.parametrize("with_config", [False, True], ids=["peft", "axolotl"])
 @pytest.mark.parametrize("ref", ["folder", "hub id"])
 def test_an_adapter_alone_is_no_model(
