@@ -342,7 +342,9 @@ def assemble(
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, partial_blocks=not aux_layers)
     kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     grammars.wait_until_prepared()  # before forwards are timed
-    costs = costs_at_start(config.speculation, decoder, drafters, kept)
+    # Plain kernels compute row by row: measuring would take minutes, so costs are assumed until steps correct them.
+    plain = platform.kernels == "reference"
+    costs = None if plain else costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)
     parts = EngineParts(
         config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.load, verifier, grammars=grammars

@@ -67,7 +67,7 @@ def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
     bits, group = given.get("bits"), given.get("group_size")
     if bits not in BITS[method]:
         allowed = " or ".join(map(str, BITS[method]))
-        raise UnsupportedModelError(f"{where} ({method}): bits is {bits}; only {allowed} is supported, {WAY_OUT}")
+        raise UnsupportedModelError(f"{where} ({method}): bits is {bits!r}; only {allowed} is supported, {WAY_OUT}")
     if not isinstance(group, int) or isinstance(group, bool) or (group < 1 and group != -1):
         raise UnsupportedModelError(f"{where} ({method}): group_size is {group!r}; must be positive or -1, {WAY_OUT}")
     if method == "awq":

@@ -172,3 +172,13 @@ def test_padded_forwards_are_measured_at_every_size_that_fits(
     assert costs.verify["sizes"] == list(sizes)
     measured = [n for n in sizes if n <= largest]
     assert costs.verify["rows"][: len(measured)] == measured
+
+
+def test_nothing_is_measured_with_plain_kernels(tmp_path: Path) -> None:
+    """A forward of many rows takes them minutes; the start must not wait for it."""
+    config = EngineConfig(
+        target="random:tiny", device="cpu", kernels="reference", cache_dir=tmp_path, threads=1, kv_tokens=64 * 20,
+        max_batch=2, max_context=128,
+    )  # fmt: skip
+    assert build_parts(config).costs is None
+    assert not (tmp_path / "controller").exists()
