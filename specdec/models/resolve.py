@@ -10,7 +10,6 @@ from pathlib import Path
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
 from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
-from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
@@ -51,9 +50,9 @@ class HFCheckpoint:
 
         return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        shape = config or parse_hf_config(read_json(self.path / "config.json"), str(self.path))
+        shape = parse_hf_config(read_json(self.path / "config.json"), str(self.path))
         return load_hf_tokenizer(self.path, shape, like)
 
 
@@ -78,7 +77,7 @@ class GGUFCheckpoint:
     def open(self) -> GGUFSource:
         return GGUFSource(self._file)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())
