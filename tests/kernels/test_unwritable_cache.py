@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,22 @@ def test_kernels_of_an_unwritable_cache(in_the_way: str, tmp_path: Path, caplog:
     assert "\n" not in str(caught.value)
     assert load_kernels("auto", folder, 1).name == "reference"
     assert "falling back to slow reference ones" in caplog.text
+
+
+def test_a_cache_folder_is_all_that_a_build_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a read-only root and a volume for the cache, without a /tmp."""
+    need_compiler()
+    sources, compiler, cache = tmp_path / "csrc", tmp_path / "g++", tmp_path / "cache"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec c++ --version\n'
+        f'case "$TMPDIR" in {cache}/*) exec c++ "$@" ;; *) echo "Cannot create temporary file" >&2; exit 1 ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(library, "SOURCES", sources)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert library.build_library(cache).is_file()
 
 
 def test_kernels_that_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,8 +134,11 @@ def _run(scratch: str, command: list[str]) -> None:
     Raises:
         KernelError: the command failed or took longer than `BUILD_TIMEOUT_S`.
     """
+    environment = {**os.environ, "TMPDIR": scratch}  # a container may have no other folder to write to
     try:
-        with watched(command, scratch, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with watched(
+            command, scratch, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
             _, errors = process.communicate(timeout=BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise KernelError(f"compiling the native kernels took over {BUILD_TIMEOUT_S} s") from None
