@@ -180,6 +180,14 @@ class EngineLoop:
             self._link.send(Frame.ALIVE, self._engine.load())
 
 
+LINE_BREAK = "\x1e"  # inside a record of the log, such as one with a traceback, which the front end reads line by line
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", LINE_BREAK)
+
+
 _PR_SET_PDEATHSIG = 1
 DEFAULT_FACTORY = "specdec.engine.build:build_served_engine"
 EngineFactory = Callable[[EngineConfig, Progress], "Engine"]
@@ -194,7 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heartbeat", type=float, default=1.0, help="seconds between signs of life")
     parser.add_argument("--kv-events", help="KvEventsConfig as JSON; sends the prefix cache's changes")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     _leave_signals_to_the_parent()
     link = ParentLink(socket.socket(fileno=args.fd))
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
-from server.engine_process import DEFAULT_FACTORY
+from server.engine_process import DEFAULT_FACTORY, LINE_BREAK
 from server.ipc import Frame, FrameError, FrameLink, unpack
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
@@ -193,12 +193,12 @@ class EngineChild:
     async def _read_output(self) -> None:
         assert self._process.stdout is not None  # it is a pipe
         while line := await _line(self._process.stdout):
-            text = line.decode("utf-8", "replace").rstrip()
+            text = line.decode("utf-8", "replace").rstrip().replace(LINE_BREAK, "\n")
             self._tail.append(text)
             _log_again(text)
 
 
-_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)")
+_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)", re.DOTALL)
 
 
 def _log_again(line: str) -> None:

@@ -244,6 +244,8 @@ async def test_engine_log_lines_are_logged_once_under_their_own_loggers(caplog: 
     (record,) = [r for r in caplog.records if "submit of request" in r.message]
     assert (record.name, record.levelname) == ("__main__", "ERROR")
     assert record.message.startswith("submit of request")
+    assert "\nTraceback" in record.message  # one record, so that a log of JSON lines keeps the cause with its level
+    assert record.message.endswith("a secret of the inside")
 
 
 async def test_the_tokenizer_is_loaded_while_the_engine_starts(tmp_path: Path) -> None:
