@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
 from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses, check_keys
-from specdec.config import Config, EngineConfig, merged
+from specdec.config import Config, EngineConfig, merged, read_key
 from specdec.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -129,10 +129,4 @@ def _is_file(model: Any) -> bool:
 def _key(model: ModelConfig) -> str:
     if model.key_file is None:
         return ""
-    try:
-        key = model.key_file.expanduser().read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{model.name}.key_file: {model.key_file} cannot be read: {error}") from None
-    if len(key.split()) != 1:
-        raise ConfigError(f"{model.name}.key_file: {model.key_file} must hold one key and nothing else")
-    return key
+    return read_key(model.key_file.expanduser(), f"{model.name}.key_file")

@@ -485,6 +485,8 @@ def problems(error: ValidationError, model: Any) -> str:
 
 def reason_of(problem: ErrorDetails, model: Any) -> str:
     """What is wrong with a field; of one that does not exist, also which one may be meant."""
+    if problem["type"] in ("model_type", "dict_type"):
+        return "must hold a mapping of fields"
     if problem["type"] != "extra_forbidden":
         return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     *path, name = map(str, problem["loc"])
@@ -544,6 +546,31 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_text(path: Path, name: str) -> str:
+    """The text of a file. name: of the file, with which an error begins.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(f"{name} {reason}") from None
+
+
+def read_key(path: Path, field: str) -> str:
+    """The key in the file that the field or option ``field`` names.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
+    key = read_text(path, f"{field}: {path}").strip()
+    if len(key.split()) != 1 or not key.isascii():
+        raise ConfigError(f"{field}: {path} must hold one key and nothing else")
+    return key
+
+
 def read_mapping(path: Path, of: str) -> dict[str, Any]:
     """The mapping in a YAML file; empty for an empty file. of: its keys, for the error's text.
 
@@ -551,11 +578,7 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        data = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8 text") from None
+        data = load_yaml(read_text(path, f"{path}:"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:

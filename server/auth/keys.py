@@ -21,7 +21,7 @@ from server.auth.file_watch import FileWatch
 from server.auth.principal import Limits, Principal
 from server.errors import KEYS_FILE, FileErrors, UnauthenticatedError
 from specdec.atomic_file import replacing
-from specdec.config import load_yaml, problems
+from specdec.config import load_yaml, problems, read_text
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -74,10 +74,7 @@ END_MARK = "# end of keys"
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.keys_file: {path} cannot be read ({error})") from None
+    return read_text(path, f"server.keys_file: {path}")
 
 
 def _ends(text: str) -> bool:
@@ -92,18 +89,18 @@ def add_key(path: Path, entry: KeyEntry) -> None:
         ConfigError: the file is not a list of keys, has an entry of this name, or cannot be written.
     """
     path = Path(os.path.expanduser(path))
+    old = _read(path) if path.exists() else "# keys of a specdec server, by hash\n"
+    before = _parse(old, path)
+    values: list[dict[str, Any]] = [entry.model_dump(exclude_defaults=True)]
+    body = old.removesuffix(END_MARK + "\n") if _ends(old) else old
+    new = body + ("" if body.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False) + END_MARK + "\n"
+    if _parse(new, path) != [*before, entry]:
+        raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
     try:
-        old = path.read_text(encoding="utf-8") if path.exists() else "# keys of a specdec server, by hash\n"
-        before = _parse(old, path)
-        values: list[dict[str, Any]] = [entry.model_dump(exclude_defaults=True)]
-        body = old.removesuffix(END_MARK + "\n") if _ends(old) else old
-        new = body + ("" if body.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False) + END_MARK + "\n"
-        if _parse(new, path) != [*before, entry]:
-            raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
         with replacing(path) as file:
             file.write(new.encode())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be changed ({error})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be changed ({error.strerror})") from None
 
 
 def _parse(text: str, path: Path) -> list[KeyEntry]:

@@ -139,7 +139,7 @@ def _servers(
 ) -> tuple[ExperimentConfig, tuple[ArmServer, ArmServer] | None]:
     """The plan with the URLs of the servers that are asked, and these; None: a server that is to be started."""
     from bench.experiment.plan import ArmServer
-    from specdec.cli.options import read_key
+    from specdec.cli.options import given_key
 
     url, pair = values["url"], (values["url_a"], values["url_b"])
     if (pair[0] is None) != (pair[1] is None):
@@ -166,7 +166,7 @@ def _servers(
     else:
         sources = ["--a", "--b"]
     # A key is for the server it was given for.
-    second = dataclasses.replace(credentials, key=read_key("--b-key-file", key_b))
+    second = dataclasses.replace(credentials, key=given_key("--b-key-file", key_b))
     return _with_urls(config, pair), (
         ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
         ArmServer(pair[1], sources[1], pair[1], second, values["b_model"]),

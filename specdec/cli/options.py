@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic.fields import FieldInfo
 
-from specdec.config import Config, EngineConfig, ServerConfig, load_config
+from specdec.config import Config, EngineConfig, ServerConfig, load_config, read_key
 from specdec.core.types import Request
+from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
@@ -331,6 +332,9 @@ def read_server(_: click.Context, option: click.Parameter, text: str | None) -> 
         raise click.BadParameter("give HOST:PORT without a scheme, and --tls", param=option)
     places = [one.strip().split("://")[-1].rstrip("/") for one in text.split(",")]
     places = [f"[{place}]" if place.count(":") > 1 and "]" not in place else place for place in places]  # IPv6
+    for port in re.findall(r":(\d+)(?:,|$)", ",".join(places)):
+        if int(port) > 65535:  # gRPC would dial another one
+            raise click.BadParameter(f"{port} is no port: they end at 65535", param=option)
     return ",".join(place if re.search(r":\d+$", place) or not place else f"{place}:{_GRPC_PORT}" for place in places)
 
 
@@ -368,7 +372,7 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
     """Take what the options put into ``values`` out of it.
 
     Raises:
-        click.UsageError: an option means nothing without another.
+        click.UsageError: an option means nothing without another, or the key's file is not one.
     """
     from specdec.client.connection import Credentials
 
@@ -377,7 +381,7 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
         raise click.UsageError("--ca, --cert and --cert-key mean nothing without --tls")
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
-    return Credentials(read_key("--key-file", key_file), tls, ca, cert, cert_key)
+    return Credentials(given_key("--key-file", key_file), tls, ca, cert, cert_key)
 
 
 def refuse_credentials(values: dict[str, Any]) -> None:
@@ -395,21 +399,12 @@ def _credential_values(values: dict[str, Any]) -> dict[str, Any]:
     return {flag: values.pop(flag.lstrip("-").replace("-", "_")) for flag, _, _ in _OPTIONS}
 
 
-def read_key(option: str, file: Path | None) -> str:
-    """The key in a file that ``option`` named; empty where none did.
-
-    Raises:
-        click.UsageError: it cannot be read, or holds something else.
-    """
-    if file is None:
-        return ""
+def given_key(option: str, file: Path | None) -> str:
+    """The key in a file that ``option`` named; empty where none did. Raises click.UsageError as `read_key` does."""
     try:
-        key = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{option}: {file} cannot be read ({error})") from None
-    if len(key.split()) != 1:
-        raise click.UsageError(f"{option}: {file} must hold one key and nothing else")
-    return key
+        return "" if file is None else read_key(file, option)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def check_folder(option: str, file: Path | None) -> None:

@@ -147,7 +147,7 @@ def with_disk_cache(config: Config) -> Config:
 def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
     """Return the lines printed when the server is ready, including a client command to paste."""
     drafters = ", ".join(info.drafters) or "none"
-    host = _reachable(addresses.host)
+    host = _certified(_reachable(addresses.host), server.tls_cert)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
     http = addresses.http_port
     scheme = "http" if server.tls_cert is None else "https"
@@ -180,21 +180,27 @@ def _credential_flags(server: ServerConfig) -> str:
     flags = ""
     if server.tls_cert is not None:
         flags += " --tls"
-        if _is_self_signed(server.tls_cert):
+        if _self_signed(server.tls_cert):
             flags += f" --ca {shlex.quote(str(server.tls_cert))}"
         if server.tls_client_ca is not None:
             flags += " --cert CERT --cert-key CERT_KEY"
     return flags + (" --key-file KEY" if server.keys_file is not None else "")
 
 
-def _is_self_signed(cert: Path) -> bool:
-    """Whether clients must trust ``cert`` itself, because no authority signed it."""
+def _self_signed(cert: Path) -> dict[str, Any]:
+    """The certificate at ``cert`` if clients must trust it itself, because no authority signed it; else empty."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
+    with suppress(OSError, ValueError):
         context.load_verify_locations(cert)
-    except (OSError, ValueError):
-        return False
-    return any(each.get("subject") == each.get("issuer") for each in context.get_ca_certs())
+    return next((each for each in context.get_ca_certs() if each.get("subject") == each.get("issuer")), {})
+
+
+def _certified(host: str, cert: Path | None) -> str:
+    """``host``, or a name by which clients accept a self-signed ``cert`` if it does not name ``host``."""
+    names = () if cert is None else _self_signed(cert).get("subjectAltName", ())
+    if any(name == host for _, name in names):
+        return host
+    return next((name for kind, name in names if kind == "DNS" and "*" not in name), host)
 
 
 def _reachable(host: str) -> str:
@@ -269,14 +275,15 @@ def new_command(file: Path, name: str, tenant: str, admin: bool, **limits: float
     from pydantic import ValidationError
 
     from server.auth.keys import KeyEntry, add_key, key_hash, new_key
+    from specdec.config import reason_of
 
     key = new_key()
     entry = {"name": name, "tenant": tenant, "hash": key_hash(key), "admin": admin, "limits": limits}
     try:
         checked = KeyEntry.model_validate(entry)
     except ValidationError as error:
-        problems = [f"--{str(e['loc'][-1]).replace('_', '-')}: {e['msg']}" for e in error.errors()]
-        raise click.UsageError("; ".join(problems)) from None
+        found = [f"--{str(e['loc'][-1]).replace('_', '-')}: {reason_of(e, KeyEntry)}" for e in error.errors()]
+        raise click.UsageError("; ".join(found)) from None
     add_key(file, checked)
     click.echo(f"added {name} of {tenant} to {file}", err=True)
     click.echo("this is the key; it is not kept anywhere, so keep it now:", err=True)

@@ -23,6 +23,7 @@ from specdec.errors import LONGEST_HINT_S, MAX_ENGINES_STOPPED, ConfigError, Fie
 _NO_SERVER = "start one with `specdec serve`, or give the gRPC port of one that runs"
 # Ways out, by a phrase of gRPC's message for a connection that failed
 _WAYS_OUT = {
+    "certificate has expired": "its certificate has expired: renew it",
     "CERTIFICATE_VERIFY_FAILED": "its certificate was not accepted: give its authority's file (--ca)",
     "Hostname Verification": "its certificate is for another name: give an address that the certificate names",
     "WRONG_VERSION_NUMBER": "it does not use TLS there: leave --tls out",

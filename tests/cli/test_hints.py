@@ -96,8 +96,16 @@ def test_the_command_that_serve_prints_runs_unchanged(tmp_path: Path, monkeypatc
     (tmp_path / "KEY").write_text(make_key(keys, "a", "t"))
     for name in ("CERT", "CERT_KEY"):
         (tmp_path / name).write_bytes(certificates.client.read_bytes())
+    named_cert, named_key = write_self_signed(tmp_path / "named", address=None)
+    named = {"tls_cert": named_cert, "tls_key": named_key}
     mutual = {"tls_cert": own_cert, "tls_key": own_key, "tls_client_ca": certificates.ca}
-    for settings in ({}, {"keys_file": keys}, {"keys_file": keys, "tls_cert": own_cert, "tls_key": own_key}, mutual):
+    for settings in (
+        {},
+        {"keys_file": keys},
+        {"keys_file": keys, "tls_cert": own_cert, "tls_key": own_key},
+        named,
+        mutual,
+    ):
 
         async def ask(settings: dict[str, Path]) -> str:
             async with running_server(**settings) as server:

@@ -69,6 +69,13 @@ def test_invalid_input_is_named_and_writes_nothing(args: list[str], named: str, 
     assert named in done.stderr
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "keys.yaml"
+    done = keys_new(file, "--name", "a", "--tenant", "t")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.strip() == f"Error: {file}: cannot be changed (No such file or directory)"
+
+
 def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     make_key(file, "a")

@@ -187,6 +187,13 @@ def test_server_addresses_parse_in_every_usual_form(given: str, read: str) -> No
     assert read_server(click.Context(cli), click.Option(["--server"]), given) == read
 
 
+def test_a_port_beyond_the_last_is_not_dialled_as_another() -> None:
+    for given in ("localhost:84001", "a:1,[::1]:65536,b:2"):
+        done = CliRunner().invoke(cli, ["status", "--server", given])
+        assert done.exit_code == 2
+        assert "is no port: they end at 65535" in done.stderr
+
+
 def test_a_model_is_the_target_without_engines() -> None:
     assert engine_named(Config(), "m").target == "m"
     assert engine_named(Config(engine=EngineConfig(target="m")), "m").target == "m"

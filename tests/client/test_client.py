@@ -20,7 +20,7 @@ from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim
 from specdec.core.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
 from tests.fake_engine import DEFAULT_SEED, FLUSHED
-from tests.server.auth.certificates import Certificates
+from tests.server.auth.certificates import Certificates, write_self_signed
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import BOS
 from tests.server.harness import running_server
@@ -213,6 +213,13 @@ async def test_a_wrong_key_and_an_untrusted_certificate(tmp_path: Path) -> None:
                 with pytest.raises(CallError, match=way_out) as caught:
                     await client.info()
                 assert not caught.value.reached  # and the key was not sent to it
+    old_cert, old_key = write_self_signed(tmp_path / "old", days=-1)
+    async with (
+        secure_server(tls_cert=old_cert, tls_key=old_key) as server,
+        Client(server.address, Credentials("", True, old_cert), once) as client,
+    ):
+        with pytest.raises(CallError, match="its certificate has expired: renew it"):
+            await client.info()
     async with (
         secure_server() as server,
         Client(server.address, Credentials("sd-k", True, certificates.ca), once) as client,

@@ -48,19 +48,21 @@ class Certificates:
         return context
 
 
-def write_self_signed(folder: Path) -> tuple[Path, Path]:
+def write_self_signed(folder: Path, *, address: str | None = "127.0.0.1", days: int = 1) -> tuple[Path, Path]:
     """Files of a certificate for this machine that no authority stands for, as `openssl req -x509` makes it, and its
-    key."""
+    key. address: that it names besides localhost; None: none. days: until it expires."""
     folder.mkdir(parents=True, exist_ok=True)
     cert, key = folder / "cert.pem", folder / "key.pem"
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
-    places = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    places: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    if address is not None:
+        places.append(x509.IPAddress(ipaddress.ip_address(address)))
     made = (
         x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - datetime.timedelta(days=9))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName(places), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(private, hashes.SHA256())
