@@ -7,7 +7,6 @@ shares no interpreter with administration.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import shutil
 import signal
@@ -24,11 +23,11 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import authority, settings_of
 from cluster.deployment import Deployment
 from cluster.state_folder import bound_log, log_tail, private_folder, replace_files
-from specdec.config import Config
+from specdec.child_python import die_with_parent
+from specdec.config import Config, merged
 from specdec.control_groups import usable_cores
 from specdec.errors import ModelError
 
-_PR_SET_PDEATHSIG = 1
 _REQUEST_S = 2.0  # timeout of /readyz and /v1/loads
 _KILL_AFTER_S = 5.0  # after the drain time
 
@@ -63,7 +62,9 @@ class ReplicaProcess:
             own = private_folder(own / part)
         config, self._log = own / "specdec.yaml", own / "specdec.log"
         found = settings_of(settings, replica_id)
-        found = self._with_ports(found if cpus is None else _with_threads(found, cpus))
+        found = found if cpus is None else _with_threads(found, cpus)
+        ports = {"host": host, "http_port": self.http_port, "grpc_port": self.grpc_port, "drain_s": self._drain_s}
+        found = merged(found, {"server": ports})
         content = yaml.safe_dump(found, sort_keys=False).encode()  # the first of `engines` is a default
         program = os.path.expanduser(deployment.python or sys.executable)
         if shutil.which(program) is None:
@@ -80,7 +81,7 @@ class ReplicaProcess:
         with log:
             try:
                 self._process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 raise ModelError(f"python: {program} cannot be run ({error})") from None
@@ -159,13 +160,6 @@ class ReplicaProcess:
             await asyncio.sleep(0.05)
         await self._client.aclose()
 
-    def _with_ports(self, settings: dict[str, Any]) -> dict[str, Any]:
-        server = {
-            **(settings.get("server") or {}),
-            "host": self.host, "http_port": self.http_port, "grpc_port": self.grpc_port, "drain_s": self._drain_s,
-        }  # fmt: skip
-        return {**settings, "server": server}
-
 
 def _with_threads(settings: dict[str, Any], cpus: float) -> dict[str, Any]:
     """``settings`` with a number of threads for each engine. Engines without one share the reserved cores, because
@@ -194,8 +188,3 @@ def free_ports(host: str, count: int) -> list[int]:
     finally:
         for each in held:
             each.close()
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGKILL when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from server.auth.principal import Limits, Principal, current_caller
 from server.errors import (
@@ -22,7 +22,6 @@ from specdec.core.fields import MAX_NAME
 from specdec.core.types import (
     MAX_QUEUED_REQUESTS,
     Delta,
-    EngineInfo,
     Finished,
     FinishReason,
     Request,
@@ -31,6 +30,9 @@ from specdec.core.types import (
 )
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.models.next_edit import WindowReader
+
+if TYPE_CHECKING:
+    from server.engine_client import EngineClient
 
 
 class TokenBucket:
@@ -252,28 +254,6 @@ class ExperimentTraffic(Protocol):
         """Submit ``request`` with the options of its arms; raises as ``submit``. asks_again: see `Admission.admit`."""
 
 
-class EngineClientProtocol(Protocol):
-    """The calls of `EngineClient` that admission needs."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """The engine's description; raises EngineDeadError until it is known."""
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether the engine does not get a request submitted now at once."""
-
-    def generate(self, request: Request) -> RequestStream:
-        """Submit ``request``.
-
-        Raises:
-            DuplicateRequestError, EngineDeadError.
-        """
-
-    def abort(self, request_id: str) -> bool:
-        """End a request; False if it is not in flight."""
-
-
 class Admission:
     """Admits requests to the engine by their key's limits, the prompt tokens that wait, and their deadline.
 
@@ -283,7 +263,7 @@ class Admission:
 
     def __init__(
         self,
-        client: EngineClientProtocol,
+        client: EngineClient,
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from server.errors import DraftNotSwappedError, GenerationFailedError, SwapUnderWayError, pack_error
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, unpack
 from server.kv_event_messages import pack_batch
+from specdec.child_python import die_with_parent
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
 from specdec.core.types import Request
@@ -188,7 +189,6 @@ class _OneLine(logging.Formatter):
         return super().format(record).replace("\n", LINE_BREAK)
 
 
-_PR_SET_PDEATHSIG = 1
 DEFAULT_FACTORY = "specdec.engine.build:build_served_engine"
 EngineFactory = Callable[[EngineConfig, Progress], "Engine"]
 
@@ -243,9 +243,7 @@ def _leave_signals_to_the_parent() -> None:
     """A service manager may signal every process of its service; the front end drains, then sends CLOSE."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # The process reads its socket only between steps; this also ends it while it loads.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()  # it reads its socket only between steps; this also ends it while it loads
 
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)

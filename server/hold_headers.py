@@ -14,7 +14,6 @@ from specdec.core.types import RequestEvent, Started
 from specdec.errors import InvalidRequestError
 
 HOLD_HEADER = "x-specdec-hold-headers"
-_VALUES = {"1": True, "0": False}
 
 
 def holds(asked: str, default: bool) -> bool:
@@ -23,10 +22,9 @@ def holds(asked: str, default: bool) -> bool:
     Raises:
         InvalidRequestError: the header is neither 1 nor 0.
     """
-    found = _VALUES.get(asked, default if not asked else None)
-    if found is None:
+    if asked not in ("", "0", "1"):
         raise InvalidRequestError.of(HOLD_HEADER, "must be 1 to delay headers until the first token, or 0")
-    return found
+    return asked == "1" if asked else default
 
 
 class DeferredHeaders:

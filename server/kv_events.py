@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import zmq
+import zmq.asyncio
 
 from server.kv_event_messages import pack_batch
 from specdec.config import KvEventsConfig
@@ -21,7 +22,7 @@ from specdec.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _QUEUED = 10_000  # messages queued for one subscriber
-_AT_ONCE = 32  # messages replayed, or requests read, between two turns of the event loop
+_AT_ONCE = 32  # messages replayed between two turns of the event loop
 _FULL_WAIT_S = 0.02  # between two tries to send to a client whose queue is full
 _GIVE_UP_S = 30.0  # after which a replay to a client that does not read ends
 _MAX_REPLAYS = 8  # at a time
@@ -56,9 +57,9 @@ class KvEventPublisher:
         self._number = 0
         self._context = zmq.Context()
         self._pub: zmq.Socket[bytes] | None = None
-        self._router: zmq.Socket[bytes] | None = None
+        self._router: zmq.asyncio.Socket | None = None
         self._replays: set[asyncio.Task[None]] = set()
-        self._later: asyncio.Handle | None = None  # reads more requests
+        self._reading: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Bind or connect the sockets.
@@ -72,10 +73,10 @@ class KvEventPublisher:
         pub.setsockopt(zmq.XPUB_NODROP, 1)  # a full queue raises, and `publish` decides
         _attach(pub.connect if config.connect else pub.bind, "endpoint", config.endpoint)
         if config.replay_endpoint is not None:
-            router = self._router = self._socket(zmq.ROUTER)
+            router = self._router = zmq.asyncio.Socket.from_socket(self._socket(zmq.ROUTER))
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full queue raises instead of dropping
             _attach(router.bind, "replay_endpoint", config.replay_endpoint)
-            asyncio.get_running_loop().add_reader(int(router.getsockopt(zmq.FD)), self._take_requests)
+            self._reading = asyncio.create_task(self._read_requests(router))
 
     def publish(self, payload: bytes) -> None:
         """Send a message to all subscribers; those whose queues are full miss it."""
@@ -102,10 +103,11 @@ class KvEventPublisher:
 
     def close(self) -> None:
         """Close the sockets; messages that slow subscribers have not read are dropped."""
-        for task in self._replays:
-            task.cancel()
+        for task in (self._reading, *self._replays):
+            if task is not None:
+                task.cancel()
         if self._router is not None:
-            asyncio.get_running_loop().remove_reader(int(self._router.getsockopt(zmq.FD)))
+            self._router.close(_LINGER_MS)
         self._pub = self._router = None
         self._context.destroy(linger=_LINGER_MS)
 
@@ -124,21 +126,11 @@ class KvEventPublisher:
         made.setsockopt(zmq.IPV6, 1)
         return made
 
-    def _take_requests(self) -> None:
-        """Start the requested replays. The descriptor signals only changes, so all requests are read, in batches."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        router = self._router
-        for _ in range(_AT_ONCE):
-            if router is None or not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                return
-            try:
-                parts = router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._begin_replay(parts)
-        self._later = asyncio.get_running_loop().call_soon(self._take_requests)
+    async def _read_requests(self, router: zmq.asyncio.Socket) -> None:
+        """Start the requested replays."""
+        while True:
+            self._begin_replay(await router.recv_multipart())
+            await asyncio.sleep(0)  # a request that waits already gives nobody else a turn
 
     def _begin_replay(self, parts: list[bytes]) -> None:
         if len(parts) != 3 or parts[1] or len(parts[2]) != 8:
@@ -158,17 +150,10 @@ class KvEventPublisher:
                 await self._answer(client, number.to_bytes(8, "big"), payload)
                 self.counts.replayed += 1
                 if at % _AT_ONCE == _AT_ONCE - 1:
-                    await self._let_others(0.0)
+                    await asyncio.sleep(0)
             await self._answer(client, _END, b"")
         except (zmq.ZMQError, TimeoutError) as error:
             _LOG.warning("a replay of KV events broke off: %s", error or "the client does not read")
-        finally:
-            self._take_requests()
-
-    async def _let_others(self, seconds: float) -> None:
-        """Sleep, then read requests: sending may have consumed the descriptor's signal for them."""
-        await asyncio.sleep(seconds)
-        self._take_requests()
 
     async def _answer(self, client: bytes, number: bytes, payload: bytes) -> None:
         """Send one replayed message; waits while the client's queue is full.
@@ -180,10 +165,10 @@ class KvEventPublisher:
         async with asyncio.timeout(_GIVE_UP_S):
             while self._router is not None:
                 try:
-                    self._router.send_multipart([client, b"", number, payload], zmq.NOBLOCK)
+                    await self._router.send_multipart([client, b"", number, payload], zmq.NOBLOCK)
                     return
                 except zmq.Again:
-                    await self._let_others(_FULL_WAIT_S)
+                    await asyncio.sleep(_FULL_WAIT_S)
 
 
 def _attach(attach: Callable[[str], object], field: str, address: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,15 @@ def module_command(module: str) -> list[str]:
 def module_environment() -> dict[str, str]:
     """This process's, in which modules are found where this process finds them, from wherever it was started."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def die_with_parent() -> None:
+    """In a child: the kernel kills it when its parent dies. Nothing on systems without that call."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 # $0 is the scratch folder, the arguments are a command. The subshell waits for a line from the process that started it.

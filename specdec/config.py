@@ -485,7 +485,7 @@ def problems(error: ValidationError, model: Any) -> str:
 
 def reason_of(problem: ErrorDetails, model: Any) -> str:
     """What is wrong with a field; of one that does not exist, also which one may be meant."""
-    if problem["type"] in ("model_type", "dict_type"):
+    if problem["msg"].startswith("Input should be a valid dictionary"):  # goes on with a class of Python
         return "must hold a mapping of fields"
     if problem["type"] != "extra_forbidden":
         return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")

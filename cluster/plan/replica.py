@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Seq
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
 from cluster.plan.profile import Profile
@@ -28,6 +28,9 @@ from specdec.errors import RequestError
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from verify_kernels.forward_batch import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from server.engine_client import EngineClient
 
 VOCABULARY = 2**31 - 1  # large, since one token stands for a whole block of a prompt
 IDLE_S = 1e-4  # duration of a step without any work
@@ -105,7 +108,7 @@ class Replica:
         self._engine = self._build(profile, law, random.Random(seed))
         limits = profile.limits
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
-        self._admission = Admission(self, server, self._front_clock)
+        self._admission = Admission(cast("EngineClient", self), server, self._front_clock)
         self._streams: dict[str, RequestStream] = {}  # of admitted requests that have not ended
         self._inbox: list[Request] = []
         self._events: list[RequestEvent] = []

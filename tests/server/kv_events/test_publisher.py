@@ -183,61 +183,46 @@ async def test_oversized_requests_are_dropped(tmp_path: Path, monkeypatch: pytes
 async def test_a_client_that_does_not_read_its_replay_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full:
-        """A replay socket that can send nothing, and has taken the notice of a request that waits."""
-
-        def __init__(self, behind: zmq.Socket[bytes]) -> None:
-            self.behind, self.waiting = behind, [[b"other", b"", bytes(8)]]
-
-        def getsockopt(self, option: int) -> int:
-            if option == zmq.EVENTS:
-                return int(zmq.POLLIN) if self.waiting else 0
-            return int(self.behind.getsockopt(option))
-
-        def recv_multipart(self, flags: int) -> list[bytes]:
-            return self.waiting.pop()
-
-        def send_multipart(self, parts: list[bytes], flags: int) -> None:
-            raise zmq.Again
-
-    async with published(config(tmp_path)) as (publisher, _):
-        assert publisher._router is not None
-        full = Full(publisher._router)
-        asyncio.get_running_loop().remove_reader(int(publisher._router.getsockopt(zmq.FD)))
-        monkeypatch.setattr(publisher, "_router", full)
-        publisher._begin_replay([b"slow", b"", bytes(8)])
+    monkeypatch.setattr(kv_events, "_QUEUED", 1)
+    settings = config(tmp_path)
+    async with published(settings) as (publisher, follower):
+        for number in range(40):  # more than the kernel keeps for a reader that is late
+            publisher.publish(pack_batch([BlocksStored([number.to_bytes(16, "big")], None, [0] * 20_000, "")], "map"))
+        context = zmq.asyncio.Context()
+        slow = context.socket(zmq.DEALER)
+        slow.setsockopt(zmq.RCVHWM, 1)
+        assert settings.replay_endpoint is not None
+        slow.connect(settings.replay_endpoint)
+        await slow.send_multipart([b"", bytes(8)])
         async with asyncio.timeout(10):
-            while full.waiting:
+            while not publisher._replays:
                 await asyncio.sleep(0.01)
-        assert len(publisher._replays) == 2
-        monkeypatch.undo()
+        follower.next = 0
+        assert len(await follower.catch_up()) == publisher.counts.messages
+        assert len(publisher._replays) == 1  # the slow client's, which still waits
+        context.destroy(linger=0)
 
 
-async def test_endless_requests_do_not_block_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_requests_do_not_block_the_loop(tmp_path: Path) -> None:
     class Endless:
         """A replay socket on which another bad request always waits."""
 
-        def __init__(self, behind: zmq.Socket[bytes]) -> None:
-            self.behind, self.taken = behind, 0
+        taken = 0
 
-        def getsockopt(self, option: int) -> int:
-            return int(zmq.POLLIN) if option == zmq.EVENTS else int(self.behind.getsockopt(option))
-
-        def recv_multipart(self, flags: int) -> list[bytes]:
+        async def recv_multipart(self) -> list[bytes]:
             self.taken += 1
             assert self.taken < 10_000, "nobody else got a turn"
             return [b"client", b"not a number"]
 
     async with published(config(tmp_path)) as (publisher, _):
-        assert publisher._router is not None
-        endless = Endless(publisher._router)
-        monkeypatch.setattr(publisher, "_router", endless)
-        publisher._take_requests()
+        endless = Endless()
+        reading = asyncio.create_task(publisher._read_requests(endless))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
         for _ in range(5):
             before = endless.taken
             await asyncio.sleep(0)
             assert 0 < endless.taken - before <= 100
-        monkeypatch.undo()
+        reading.cancel()
 
 
 async def test_it_can_connect_to_a_listening_router(tmp_path: Path) -> None:
