@@ -13,10 +13,9 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +35,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def _in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """The result of ``work`` in a daemon thread, which the process does not wait for when it ends."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # `result` raises it in the engine's thread
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="draft-load", daemon=True).start()
-    return future
-
-
 FLUSH_CACHE, SWAP_DRAFT, TRACE = "flush_cache", "swap_draft", "trace"
 
 
@@ -58,6 +43,7 @@ class EngineAdmin:
 
     def __init__(self, engine: Engine, link: ParentLink) -> None:
         self._engine, self._link = engine, link
+        self._loader = ThreadPoolExecutor(1, "draft-load")
         self._loading: tuple[int, Future[Any]] | None = None  # number and draft model of a swap
 
     @property
@@ -88,7 +74,7 @@ class EngineAdmin:
         draft, dtype = args
         if draft is None:
             return engine.swap_draft(None)
-        self._loading = number, _in_thread(lambda: engine.load_draft(draft, dtype))
+        self._loading = number, self._loader.submit(engine.load_draft, draft, dtype)
         return None
 
     def _answer(self, number: int, work: Callable[[], Any]) -> None:
