@@ -121,8 +121,8 @@ async def serve_fleet(config: ClusterConfig, address: str | None, report: Report
         await envoy.prepare()
         stop = _Stop()
         stop.listen()
-        # Before Envoy starts: Ray handles SIGTERM while it starts, and would leave an Envoy behind.
-        with own_ray(config) if address is None else _ray_at(address):
+        # Before Envoy starts: Ray exits on SIGTERM while it starts, and would leave an Envoy behind.
+        with contextlib.suppress(SystemExit), own_ray(config) if address is None else _ray_at(address):
             stop.listen()
             async with envoy:
                 await _run(config, deployments, envoy, stop, report)

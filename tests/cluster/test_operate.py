@@ -121,6 +121,18 @@ async def test_an_interrupt_while_ray_starts_starts_no_replica(fleet: Fleet) -> 
     assert fleet.said == []
 
 
+async def test_a_signal_that_ray_takes_while_it_starts_ends_the_command(fleet: Fleet) -> None:
+    """Until `ray.init` returns, Ray handles SIGTERM itself; a service manager would take its exit code for a fault."""
+
+    def ended(**options: Any) -> None:
+        raise SystemExit(signal.SIGTERM)
+
+    fleet.operate.ray.init = ended
+    await fleet.serve()
+    assert not fleet.envoys
+    assert fleet.is_gone()
+
+
 async def test_an_interrupt_while_envoy_starts_starts_no_replica(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     spawn = envoy_process.EnvoyProcess._spawn
 
