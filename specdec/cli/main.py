@@ -102,6 +102,7 @@ def main() -> None:
     specdec.put_own_modules_first()
     # Processes are started by exec, which gRPC's handlers of fork have no part in but a warning on the terminal.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log repeats errors that we report, in a form of its own
     cli(prog_name="specdec")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,20 @@ async def test_a_runner_calls_a_server_that_requires_all_credentials(tmp_path: P
             )
         with pytest.raises(CallError, match=r"no specdec server answers.*--tls"):
             await asyncio.to_thread(ask, server.address, Credentials(key))
+
+
+async def test_a_certificate_of_an_unknown_authority_is_reported_in_one_line(tmp_path: Path) -> None:
+    """gRPC would log it too, in a form of its own."""
+    certificates = Certificates(tmp_path / "tls")
+    words = ["-m", "specdec.cli.main", "generate", "--tls", "--max-tokens", "1", "x", "--server"]
+    async with secure_server(tls_cert=certificates.cert, tls_key=certificates.key) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, server.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        written, said = await process.communicate()
+    assert (process.returncode, written) == (1, b"")
+    (line,) = said.decode().splitlines()
+    assert "give its authority's file (--ca)" in line
 
 
 def test_the_printed_command_has_the_options_that_the_server_requires() -> None:
