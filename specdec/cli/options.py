@@ -200,6 +200,8 @@ def config_options(command: Command, options: Sequence[_ConfigOption]) -> Comman
     for flag, dotted in reversed(options):
         field = _field(dotted)
         settings = {"type": _parameter_type(field), "multiple": typing.get_origin(field.annotation) is tuple}
+        if dotted.endswith("_s"):
+            settings["metavar"] = "SECONDS"
         if field.annotation is bool:
             settings = {} if "/" in flag else {"is_flag": True}
         text = f"{field.description}."

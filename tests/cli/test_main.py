@@ -95,6 +95,7 @@ def test_an_options_help_is_its_settings_description() -> None:
     description = EngineConfig.model_fields["dtype"].description
     assert description is not None
     assert description[1:] in help_text
+    assert "--drain SECONDS How long" in help_text  # the unit, which the field's name has
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "verify"])
