@@ -175,7 +175,7 @@ def collect(
     tokenizer = parts.tokenizer
     held_out = HeldOut(benchmarks)
     note(f"held out: every text that shares 10 tokens in a row with one of {len(benchmarks)} benchmark prompts")
-    collector = Collector(Engine(parts), tokenizer, store, held_out, given_prompts(files, tokenizer))
+    collector = Collector(Engine(parts), tokenizer, store, held_out, given_prompts(files, tokenizer, note))
     if collector.n_tokens >= plan.tokens:
         return
     if plan.passes and not plan.index and collector.n_texts and (plan.out / "checkpoint.pt").exists():

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +181,10 @@ def given_files(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Prompt]:
+def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[str], None]) -> Iterator[Prompt]:
     """Prompts from ``files``: pieces of plain text to continue, and the user's turns of conversations in .jsonl.
+
+    note: receives a line on each file that cannot be read.
 
     A line of .jsonl has ``messages``, ``conversations`` (ShareGPT), or one of ``prompt``, ``instruction``, ``text``.
     """
@@ -194,8 +196,10 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[Promp
                         yield from _line_prompts(line, tokenizer, file.name)
             else:
                 yield from _pieces(file.read_text(encoding="utf-8"), tokenizer, file.name)
-        except (UnicodeDecodeError, OSError):
-            continue
+        except UnicodeDecodeError:
+            note(f"--texts: {file} is left out: it is not UTF-8; convert it")
+        except OSError as error:
+            note(f"--texts: {file} is left out: {error}")
 
 
 def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:

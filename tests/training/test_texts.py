@@ -110,7 +110,7 @@ def test_a_chat_template_without_the_users_text_leaves_prompts_of_plain_text(
     monkeypatch.setattr(Tokenizer, "has_chat_template", True)
     monkeypatch.setattr(Tokenizer, "render_chat", lambda *_, **__: "Hello")
     (tmp_path / "chat.jsonl").write_text('{"prompt": "What is a prime number?"}\n')
-    assert not list(given_prompts([tmp_path / "chat.jsonl"], parts.tokenizer))
+    assert not list(given_prompts([tmp_path / "chat.jsonl"], parts.tokenizer, pytest.fail))
     given = [Prompt(tuple(range(3 + n, 23 + n)), 0, f"file {n}") for n in range(4)]
     Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([]), given).run(100, lambda _: None)
     origins = {text.origin for text in TextStore(tmp_path / "data", "aa").read()}
@@ -155,7 +155,10 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
     lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}', r'{"text": "Half \ud83d."}']
     latin = '{"prompt": "café"}'.encode("latin-1")
     (tmp_path / "b.jsonl").write_bytes(b"\n".join([latin, *(line.encode("utf-8") for line in lines)]))
-    found = list(given_prompts([tmp_path / "a.py", tmp_path / "b.jsonl"], tokenizer))
+    (tmp_path / "c.txt").write_bytes("Un café au lait, s'il vous plaît. ".encode("latin-1") * 20)
+    files, notes = [tmp_path / name for name in ("a.py", "b.jsonl", "c.txt", "gone.md")], list[str]()
+    found = list(given_prompts(files, tokenizer, notes.append))
+    assert ["not UTF-8" in notes[0], "No such file" in notes[1], len(notes)] == [True, True, 2]
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
     assert len(plain) > 1
