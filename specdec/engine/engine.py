@@ -342,7 +342,7 @@ class Engine:
         for sequence in self._requests.sequences():
             try:
                 ending = sequence.expired(now)
-                if ending is None:
+                if ending is None or sequence.phase is SequencePhase.FINISHED:  # by the fault of another sample
                     continue
                 if ending.reason is FinishReason.TIME_LIMIT:
                     self._requests.publish_held_text(sequence)

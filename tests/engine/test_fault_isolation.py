@@ -101,6 +101,7 @@ def requests() -> list[Request]:
     make = functools.partial(Request, prompt_ids=prompt)
     warm, cold = SamplingParams(temperature=0.9, seed=3), SamplingParams(temperature=0.0, seed=4)
     limited, off = dataclasses.replace(long, max_tokens=100, time_limit_s=1.0), SpeculationParams(OFF)
+    lined = dataclasses.replace(limited, time_limit_s=1.5, finish_line=True)
     two, on = dataclasses.replace(warm, n=2, repetition_penalty=1.2), SpeculationParams(ON)
     return [
         make("greedy", sampling=cold, stopping=long, speculation=on),
@@ -108,8 +109,8 @@ def requests() -> list[Request]:
         make("grammar", sampling=warm, stopping=StoppingParams(max_tokens=60), grammar=YES_NO, speculation=on),
         make("healed", sampling=cold, stopping=long, healing_prefix="ret", speculation=on),
         make("pair", sampling=two, stopping=long),
-        make("timed", sampling=cold, stopping=limited, speculation=off),
-        make("lined", sampling=cold, stopping=dataclasses.replace(limited, finish_line=True), speculation=off),
+        make("timed", sampling=dataclasses.replace(warm, n=2), stopping=limited, speculation=off),
+        make("lined", sampling=cold, stopping=lined, speculation=off),
     ]
 
 
