@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,22 @@ from hypothesis import strategies as st
 
 from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from draft.head import HeadDrafter
-from specdec.core.types import Request, SamplingParams, StoppingParams
+from specdec.core.sequence import Sequence
+from specdec.core.types import (
+    GrammarKind,
+    GrammarParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
 from specdec.engine.build import build_parts
 from specdec.engine.engine import EngineParts
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.test_token_index import write as write_index_of
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
-from tests.engine.tiny_engine import tiny_parts
+from tests.engine.tiny_engine import drain, tiny_engine, tiny_parts
 
 GREEDY = SamplingParams(temperature=0.0)
 REPEATED = [7, 8, 9, 10, 11] * 20
@@ -114,3 +126,26 @@ def test_the_head_observes_the_targets_hidden_states() -> None:
     assert observed[0][0] == 0
     assert [start for start, _ in observed[1:]] == ends[:-1]  # no gap, no overlap
     assert ends[-1] == 100 + 40 - 1
+
+
+def test_nothing_keeps_a_sequence_that_has_ended() -> None:
+    """Ended, aborted or preempted, whatever drafted for it."""
+    engine = tiny_engine(every_parts(), pages=9)
+    wish = SpeculationParams(SpeculationMode.ON, None, 6, 3, 2)
+    ended: list[weakref.ref[Sequence]] = []
+    for turn in range(3):
+        for i, grammar in enumerate([None, GrammarParams(GrammarKind.CHOICE, '["yes it is", "no"]')]):
+            ask = Request(f"r{turn}{i}", (*REPEATED, turn), GREEDY, LONG, speculation=wish, session="s")
+            engine.submit(dataclasses.replace(ask, prediction_ids=tuple(REPEATED), grammar=grammar))
+        engine.submit(Request(f"r{turn}", (7, 8, 9), SamplingParams(n=3, seed=1), LONG))
+        for step in range(12):
+            engine.step()
+            if step % 4 == 3:
+                engine.preempt_newest()
+        if turn < 2:  # the engine keeps its last step
+            ended += map(weakref.ref, engine._requests.sequences())
+        assert engine.abort(f"r{turn}")
+        drain(engine)
+    gc.collect()
+    assert len(ended) > 6
+    assert not any(ref() for ref in ended)

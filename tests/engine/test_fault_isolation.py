@@ -243,3 +243,22 @@ def test_an_error_of_a_completed_answer_ends_only_its_request(monkeypatch: pytes
     engine.submit(dataclasses.replace(request, resume=resume))
     (failure,) = failures(drain(engine))
     assert failure.message.startswith("publishing failed (RuntimeError: injected)")
+
+
+def test_an_error_after_a_samples_last_token_keeps_the_other_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = StoppingParams(max_tokens=200, stop=("e",), ignore_eos=True)
+    request = dataclasses.replace(requests()[0], sampling=SamplingParams(n=3, seed=6), stopping=stopping)
+    undisturbed = run_all(tiny_engine(), [request])
+    expected = [tokens_of(undisturbed, "greedy", index) for index in range(3)]
+    assert len({len(tokens) for tokens in expected}) == 3  # they do not end together
+    publish = KvCacheManager.publish
+
+    def broken(kv: KvCacheManager, seq: Sequence) -> None:
+        publish(kv, seq)
+        if seq.ending is not None:
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(KvCacheManager, "publish", broken)
+    events = run_all(tiny_engine(), [request])
+    assert [tokens_of(events, "greedy", index) for index in range(3)] == expected
+    assert not failures(events)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -108,6 +110,15 @@ def test_a_time_limit_ends_with_the_partial_output(limit: str) -> None:
     assert 3 <= done.usage.output_tokens < 40
     assert text_of(events, "r") == tiny_parts().tokenizer.decode(tokens_of(events, "r"))
     assert engine.load().free_pages == engine.load().total_pages
+
+
+def test_the_limit_from_the_first_token_does_not_start_again() -> None:
+    now = itertools.count(0.0, 0.25)
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), clock=lambda: next(now)))
+    engine.submit(request("r", SpeculationMode.OFF, 1, decode_limit_s=20.0))
+    done = finish_of(drain(engine), "r")
+    assert done.reason is FinishReason.TIME_LIMIT
+    assert done.timings.decode_ms >= 20_000 > done.timings.prefill_ms
 
 
 def test_a_time_limit_before_the_first_token() -> None:

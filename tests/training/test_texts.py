@@ -87,7 +87,7 @@ def test_the_target_answers_its_own_prompts_and_given_ones(tmp_path: Path) -> No
     parts, store = tiny_parts("qwen2"), TextStore(tmp_path, "aa")
     rng = np.random.default_rng(0)
     given = [Prompt(tuple(rng.integers(3, 250, 20).tolist()), 0, f"file {n}") for n in range(8)]
-    collector = Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([given[2].ids]), [*given, given[0]])
+    collector = Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([given[2].ids]), [given[0], *given])
     lines: list[str] = []
     collector.run(1500, lines.append)
     texts = list(TextStore(tmp_path, "aa").read())
