@@ -261,3 +261,32 @@ def test_a_process_killed_while_it_writes_leaves_only_whole_pages(folder: Path, 
         found += sum(readable(files, page(number, salt)) for number in range(200) for salt in "xy")
         files.close()
     assert found
+
+
+def test_a_damaged_page_is_forgotten_and_its_next_copy_outlives_it(folder: Path) -> None:
+    files = opened(folder)
+    write(files, page(0))
+    (first,) = folder.glob("*/*.pages")
+    first.write_bytes(first.read_bytes()[:-1] + b"\0")
+    assert not readable(files, page(0))
+    for number in range(1, 20):
+        write(files, page(number))
+    write(files, page(0))
+    fresh = 20
+    while first.exists():
+        assert page(0).key not in write(files, page(fresh))
+        fresh += 1
+    assert readable(files, page(0))
+    assert not readable(files, page(1))
+    files.close()
+
+
+def test_erased_pages_leave_no_open_file(folder: Path) -> None:
+    files = opened(folder)
+    write(files, page(0))
+    files.erase()
+    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert not [target for target in targets if ".pages" in target]  # its space would not be free
+    write(files, page(0))
+    assert readable(files, page(0))
+    files.close()

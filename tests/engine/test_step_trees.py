@@ -88,3 +88,23 @@ def test_trees_cost_nothing_unless_requested() -> None:
     events = run_all(tiny_engine(), [shown, plain])
     assert all(e.tree is None for e in events if isinstance(e, Delta) and e.request_id == "plain")
     assert tokens_of(events, "plain") == tokens_of(events, "r")
+
+
+def test_accepted_nodes_behind_the_end_are_not_counted() -> None:
+    """The drafts of a twin are right, so a step accepts nodes behind the stop token."""
+    plain = tokens_of(run_all(tiny_engine(), [make_request(SpeculationMode.OFF, False, 0.9)]), "r")
+    twin = tiny_engine()
+    twin.swap_draft(twin.load_draft(tiny_parts().config.target, "int8"))
+    chains = SpeculationParams(SpeculationMode.ON, None, 20, 12, 1)
+    asked = replace(make_request(SpeculationMode.ON, True, 0.9), speculation=chains)
+    cut = 0
+    for at in (at for at in range(8, 20) if plain[at] not in plain[:at]):
+        events = run_all(twin, [replace(asked, stopping=replace(asked.stopping, stop_token_ids=(plain[at],)))])
+        assert tokens_of(events, "r") == plain[: at + 1]
+        last = [e for e in events if isinstance(e, Delta) and e.tree is not None][-1]
+        assert last.tree is not None
+        assert len(last.tree.accepted) <= len(last.token_ids)
+        cut += len(last.tree.accepted) == len(last.token_ids)
+        stats = finish_of(events, "r").stats
+        assert stats.num_accepted_draft_tokens <= at + 1
+    assert cut > 3
