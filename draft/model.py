@@ -151,9 +151,6 @@ class ModelDrafter(ModelBasedDrafter):
             text = self._text(sequence)
             text.reached(drafted.computed(text.ids, text.start))
 
-    def rewind(self, sequence: Sequence) -> None:
-        self._drafted.pop(sequence, None)
-
     def end(self, sequence: Sequence) -> None:
         self._drafted.pop(sequence, None)
         self._table.end(sequence)

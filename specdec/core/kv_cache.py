@@ -360,10 +360,9 @@ class KvCacheManager:
             if keys[depth] not in source:
                 break
             depth += 1
-        idle_hits = sum(1 for page in cached if self._pool.references[page] == 0)
-        count = max(0, min(depth - len(cached), self.n_free - idle_hits - reserve))
         for page in cached:
             self._pool.retain(page)
+        count = max(0, min(depth - len(cached), self.n_free - reserve))
         return PageLoad(tokens, salt, keys[: len(cached) + count], cached, self._pool.take(count))
 
     def end_load(self, load: PageLoad, n_filled: int) -> None:

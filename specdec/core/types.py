@@ -508,9 +508,8 @@ class StepTrace:
     commit_ms: float
     control_ms: float  # the controller's own time
     drafters: list[DrafterTrace] = field(default_factory=list)
-    replay: dict[str, Any] = field(
-        default_factory=dict
-    )  # plain values from which `specdec trace replay` repeats the decision
+    # Plain values from which `specdec trace replay` repeats the decision
+    replay: dict[str, Any] = field(default_factory=dict)
 
     @property
     def predicted_ms(self) -> float:
@@ -605,9 +604,8 @@ class EngineLoad(ServerLoad):
     disk_bytes: int = 0  # now, of the prefix cache's files
     disk_pages_written: int = 0
     disk_pages_read: int = 0
-    disk_pages_missed: dict[str, int] = field(
-        default_factory=dict
-    )  # by cause; `off`: 1 if it is configured and cannot be used
+    # By cause; `off`: 1 if it is configured and cannot be used
+    disk_pages_missed: dict[str, int] = field(default_factory=dict)
 
 
 def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:

@@ -97,9 +97,8 @@ class Engine:
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)
             disk.end_loads()
-            full = (
-                self._scheduler.is_full or self._preparation.is_full
-            )  # a request that will be refused would evict pages for nothing
+            # A request that will be refused would evict pages for nothing
+            full = self._scheduler.is_full or self._preparation.is_full
             if request.pooling is not Pooling.MEAN and not full:  # a mean needs every token's state
                 pages = self._read_pages(disk, request)
         if (prepared is None or prepared.done()) and pages is None:

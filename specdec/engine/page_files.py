@@ -138,8 +138,6 @@ class PageFiles:
         fields = _RECORD.pack(page.key, page.parent, page.root, page.tokens, digest)
         buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
         with self._mutex:
-            if page.key in self._index:
-                return []
             segment = self._last_segment()
             if self._file is None:
                 self._file = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)

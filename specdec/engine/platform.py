@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -82,7 +83,8 @@ class HostPlatform:
     """
 
     def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
-        self._config, self._backend, self._packing = config, kernels.backend, kernels.packing
+        self._config, self._backend = config, kernels.backend
+        self._load = partial(load_model, cache_dir=config.cache_dir, packing=kernels.packing)
         self.kernels, self.sampling = kernels.name, kernels.sampling
         if config.kv_dtype == "fp8":
             raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")
@@ -96,7 +98,7 @@ class HostPlatform:
 
     def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
         """Load the target in the configured type."""
-        return self._load(self._config.target, self._config.dtype, None, tokenizer, progress)
+        return self._load(self._config.target, dtype=self._config.dtype, like=tokenizer, progress=progress)
 
     def load_draft(
         self,
@@ -107,7 +109,8 @@ class HostPlatform:
         progress: Progress | None,
     ) -> Target:
         """Load a draft model, by default in the configuration's type for drafts."""
-        return self._load(ref, dtype or self._config.default_draft_dtype, cut, target_tokenizer, progress)
+        dtype = dtype or self._config.default_draft_dtype
+        return self._load(ref, dtype=dtype, cut=cut, like=target_tokenizer, progress=progress)
 
     def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
         """The planned number."""
@@ -124,24 +127,6 @@ class HostPlatform:
 
     def verifier(self, decoder: TargetDecoder) -> None:
         """None: the engine's default."""
-
-    def _load(
-        self,
-        ref: str,
-        dtype: WeightDtype,
-        cut: VocabularyCut | None,
-        tokenizer: Tokenizer | None,
-        progress: Progress | None,
-    ) -> Target:
-        return load_model(
-            ref,
-            dtype=dtype,
-            cache_dir=self._config.cache_dir,
-            progress=progress,
-            cut=cut,
-            packing=self._packing,
-            like=tokenizer,
-        )
 
     def _decoder(
         self,

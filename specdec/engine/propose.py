@@ -142,9 +142,8 @@ class Drafting:
             for name, model_based in manager.model_based.items()
             if model_based and manager.may_propose(name, seq)
         }
-        drafters = [
-            name for name in manager.names if manager.may_propose(name, seq)
-        ]  # a fault above disables a drafter
+        # A fault above disables a drafter
+        drafters = [name for name in manager.names if manager.may_propose(name, seq)]
         return SequenceInputs(
             seq.history,
             seq.tokens[-1],

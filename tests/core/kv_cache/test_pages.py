@@ -169,3 +169,17 @@ def test_a_page_that_is_computed_during_a_load_outlives_those_behind_it() -> Non
     kv.end_load(load, 3)
     check_pages(kv)
     assert kv.cached_tokens(tokens, "") == 192
+
+
+def test_a_load_takes_no_page_that_its_prefix_or_the_reserve_needs() -> None:
+    for reserve, taken in ((0, 2), (1, 1), (2, 0), (5, 0)):
+        kv = KvCacheManager(4, prefix_cache=True)
+        tokens = text(400)
+        kv.release(compute(kv, make_sequence(tokens[:130]), 128))
+        keys = list[bytes]()
+        extend_keys(keys, tokens, "", 6)
+        load = kv.begin_load(tokens, "", set(keys), reserve)
+        assert (len(load.cached), len(load.pages)) == (2, taken)
+        assert kv.n_free == 2 - taken
+        kv.end_load(load, taken)
+        assert match(kv, tokens).n_tokens == 64 * (2 + taken)
