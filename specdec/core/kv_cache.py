@@ -434,7 +434,7 @@ class KvCacheManager:
         previous = seq.page_keys[depth - 1] if depth else root_key(seq.salt)
         if (former := self._index.partial(previous)) is not None:
             self._pool.evict(former.page)
-        drafted = min(max(0, seq.draft_computed - start), rest) if seq.n_draft_published == depth else 0
+        drafted = min(max(0, seq.draft_computed - start), rest)
         block = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
         self._index.add_partial(previous, block)
         return page

@@ -263,11 +263,6 @@ class Scheduler:
         seq.preemptions += 1
         return self._set_aside(seq)
 
-    def _pause(self, seq: Sequence) -> Sequence:
-        """Return it to the queue; a shorter or more important prompt gets its place."""
-        seq.pauses += 1
-        return self._set_aside(seq)
-
     def _set_aside(self, seq: Sequence) -> Sequence:
         """Return it to the queue. Its computed pages stay in the prefix cache until they are evicted."""
         self._running.remove(seq)
@@ -375,7 +370,8 @@ class Scheduler:
         if hit is None:
             return False
         if victim is not None:
-            plan.paused.append(self._pause(victim))
+            victim.pauses += 1
+            plan.paused.append(self._set_aside(victim))
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
         seq.phase = SequencePhase.RUNNING

@@ -22,6 +22,7 @@ from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.sequence import Sequence
 from specdec.core.text_stops import TextCutter, TextStream
 from specdec.core.types import (
+    Delta,
     GrammarKind,
     GrammarParams,
     OutputParams,
@@ -147,12 +148,17 @@ def run(engine: Engine) -> list[RequestEvent]:
     return events
 
 
-def outputs(events: list[RequestEvent]) -> dict[tuple[str, int], list[int]]:
-    return {(name, i): tokens_of(events, name, i) for name in (*WHOLE, *CUT_OFF) for i in range(2)}
+def outputs(events: list[RequestEvent]) -> dict[tuple[str, int], list[Any]]:
+    """Per sample its tokens, with their log-probabilities where requested."""
+    found: dict[tuple[str, int], list[Any]] = {(name, i): [] for name in (*WHOLE, *CUT_OFF) for i in range(2)}
+    for event in events:
+        if isinstance(event, Delta):
+            found[event.request_id, event.index] += event.logprobs or event.token_ids
+    return found
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[int]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[Any]]:
     engine = fresh_engine(tmp_path_factory.mktemp("undisturbed") / "t.jsonl")
     events = run(engine)
     assert not failures(events)
@@ -172,7 +178,7 @@ def test_an_error_ends_only_its_own_request(
     method: str,
     stage: str,
     at_call: int,
-    undisturbed: dict[tuple[str, int], list[int]],
+    undisturbed: dict[tuple[str, int], list[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

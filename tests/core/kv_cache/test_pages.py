@@ -162,12 +162,12 @@ def test_pages_held_by_others_are_free_for_an_admission() -> None:
 
 def test_a_page_that_is_computed_during_a_load_outlives_those_behind_it() -> None:
     kv, tokens = KvCacheManager(8, prefix_cache=True), text(200)
-    keys: list[bytes] = []
-    extend_keys(keys, tokens, "", 3)
-    load = kv.begin_load(tokens, "", set(keys), 0)
+    whole = make_sequence(tokens)
+    extend_keys(whole.page_keys, tokens, "", 3)
+    load = kv.begin_load(tokens, "", set(whole.page_keys), 0)
     kv.release(compute(kv, make_sequence(tokens[:70])))
     kv.end_load(load, 3)
-    check_pages(kv)
+    check_pages(kv, released=[whole])
     assert kv.cached_tokens(tokens, "") == 192
 
 
