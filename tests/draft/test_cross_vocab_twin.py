@@ -56,6 +56,17 @@ def test_a_twin_is_always_accepted(temperature: float) -> None:
     books_are_closed(own_drafter(parts("permuted")))
 
 
+def test_accepted_drafts_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, rows = own_drafter(parts("permuted"))._decoder, list[int]()
+    forward = decoder.forward
+    monkeypatch.setattr(decoder, "forward", lambda batch, chosen: rows.append(batch.rows) or forward(batch, chosen))
+    engine = permuted_engine()
+    engine.submit(ask("a", words(40, 5)))
+    assert rejected(finished(engine)) == 0
+    assert rows[0] >= 40
+    assert set(rows[1:]) == {1, 2}  # a level; the chain's leaf and the target's own token
+
+
 def test_a_long_text_is_read_in_parts() -> None:
     engine = permuted_engine()
     for i, length in enumerate((3 * ROWS + 7, 2, 2 * ROWS, ROWS + 1, 40)):
