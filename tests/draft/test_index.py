@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.index import IndexDrafter, IndexShelf
+from specdec.core.fields import MAX_INDEXES
 from specdec.core.types import SpeculationParams
 from specdec.errors import ConfigError
 from tests.draft.helpers import code_like, make_sequence, propose, replay
@@ -32,6 +33,11 @@ def drafted(shelf: IndexShelf, prompt: list[int], names: tuple[str, ...] | None 
 
 def test_drafts_continue_the_indexed_text(tmp_path: Path) -> None:
     assert drafted(shelf(tmp_path, a=[1, 2, 3, 4, 5, 6, 7]), [9, 9, 2, 3]) == [4, 5, 6]
+
+
+def test_a_step_searches_a_bounded_number_of_indexes(tmp_path: Path) -> None:
+    many = shelf(tmp_path, **{f"i{n}": [1, 2, 3] for n in range(MAX_INDEXES + 1)})
+    assert [index.path.name for index in many.get(None)] == [f"i{n}" for n in range(MAX_INDEXES)]
 
 
 def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:

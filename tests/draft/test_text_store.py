@@ -199,6 +199,16 @@ def test_salts_are_isolated() -> None:
         assert not seen(texts, other, [1, 2])
 
 
+def test_shared_text_is_dropped_with_age_and_a_sessions_stays() -> None:
+    clock = Clock()
+    texts = TextLibrary(262_144, clock)
+    texts.add(request(session="editor"), [1, 2, 3])
+    texts.work(1000)
+    clock.now += text_store.SHARED_AGE_S + 1
+    assert not seen(texts, request(), [1, 2, 3])
+    assert seen(texts, request(session="editor"), [1, 2, 3])
+
+
 def test_each_session_has_a_store_beside_the_shared_one() -> None:
     texts = library()
     texts.add(request(session="one"), [1, 2, 3])
