@@ -138,4 +138,5 @@ def write_head(
             fresh.write_bytes(data)
             fresh.replace(folder / name)
     except OSError as error:
+        fresh.unlink(missing_ok=True)
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None

@@ -138,7 +138,10 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    def full_file(*_: object) -> None:
+    write = Path.write_bytes
+
+    def full_file(path: Path, data: bytes) -> None:
+        write(path, data[:1])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full_file)
@@ -146,6 +149,7 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     head.published = dict  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="free some space"):
         write_head(tmp_path, head, np.arange(2), {"vocab_size": 2}, "")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())  # what was written does not keep the disk full
     model = SimpleNamespace(save_pretrained=full, to=lambda *_: model, train=lambda: model)
     with pytest.raises(TrainingError, match="free some space"):
         DraftModel(model, 0).write(tmp_path, None, "")  # type: ignore[arg-type]
