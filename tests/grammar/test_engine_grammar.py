@@ -204,6 +204,8 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
     ours.submit(request)
     ours.submit(dataclasses.replace(request, request_id="aborted"))
     ours.submit(dataclasses.replace(request, request_id="late", deadline_s=1e-9))
+    limited = dataclasses.replace(request.stopping, time_limit_s=1e-9)
+    ours.submit(dataclasses.replace(request, request_id="timed", stopping=limited))
     with pytest.raises(DuplicateRequestError):
         ours.submit(request)
     events: list[RequestEvent] = []
@@ -212,6 +214,7 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
     assert len(tokens_of(events, "stream")) == 40
     assert ours.has_work()
     assert ours.abort("aborted")
+    assert finish_of(events, "timed").reason is FinishReason.TIME_LIMIT
     gate.set()
     events += drain(ours)
     assert finish_of(events, "aborted").reason is FinishReason.ABORTED
