@@ -102,6 +102,9 @@ def test_acceptance_rises_from_chance_on_held_out_text(tmp_path: Path) -> None:
     assert min(after[:3]) > 0.6, after
     assert f"step {trainer.n_steps:,} of {trainer.n_steps:,}: loss " in lines[-1]
     assert "accepted on held-out text: 0.0" in lines[-1]  # from the run's begin: none was saved since
+    resumed = make_trainer(tmp_path, passes=8, count=80, rate=5e-3)
+    resumed.run(lines.append)
+    assert (resumed.first, resumed.acceptance()) == (before, after)
 
 
 def test_acceptance_counts_chains_up_to_their_first_error(tmp_path: Path) -> None:
