@@ -164,7 +164,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         assert paged is not None
         if len(paged.tokens) < text.stable:
             paged.tokens += text.ids[len(paged.tokens) : text.stable]
-        paged.n_computed = min(reader.computed, text.stable, len(paged.tokens))
+        paged.n_computed = min(reader.computed, len(paged.tokens))
         self._kv.publish(paged)
 
     def _expand(self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]) -> list[Growth]:

@@ -61,8 +61,7 @@ class DrafterManager:
 
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence starts. allowed: drafters that may propose for it; None: all."""
-        begun = [d for d in self._drafters.values() if selects(allowed, d.name)]
-        begun = [d for d in begun if self._serves(d, sequence)]
+        begun = [d for d in self._drafters.values() if selects(allowed, d.name) and self._serves(d, sequence)]
         self._begun[sequence] = begun
         self._enabled[sequence] = {d.name for d in begun}
         self._notify(sequence, lambda drafter: drafter.begin(sequence))
