@@ -129,11 +129,12 @@ def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int |
 NO_CANDIDATE = Setting("no candidate")  # the drafters that need no model, alone
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftsReport:
     machine: dict[str, Any]
     candidates: Seq[Candidate]
     runs: WorkloadRuns
+    stopped: bool = False  # by Ctrl-C, before its end
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """By arm, its time from off's first token on, and the accepted share of a chain's tokens by position."""
@@ -167,11 +168,13 @@ class DraftsReport:
             rest = ", ".join(f"{arm} {times[arm]:.2f}" for arm in others)
             wins = f", faster than off on {arms[best]['faster_on']} of {len(prompts)} prompts"
             reason = f"{best} takes {times[best]:.2f} ms per token{'' if best == OFF.name else wins}; {rest}"
-        return {"machine": self.machine, "arms": arms, "keep": keep, "reason": reason, "prompts": prompts}
+        about = {"machine": self.machine, "stopped": self.stopped}
+        return {**about, "arms": arms, "keep": keep, "reason": reason, "prompts": prompts}
 
 
 def compare(base: EngineParts, candidates: Seq[Candidate], workloads: Seq[Workload], say: Say) -> DraftsReport:
-    """Run every prompt greedily in every arm, step by step in turns (`EngineBench`).
+    """Run every prompt greedily in every arm, step by step in turns (`EngineBench`). After Ctrl-C the report has what
+    was measured until then, if that is anything.
 
     Raises:
         BenchError: an arm returned other tokens than plain decoding, the engine failed, or the KV cache is too small.
@@ -183,5 +186,13 @@ def compare(base: EngineParts, candidates: Seq[Candidate], workloads: Seq[Worklo
     check_room(base, workloads, len(arms))
     engines = {arm: Engine(parts) for arm, parts in arms.items()}
     bench = EngineBench(engines, SamplingParams(temperature=0.0, seed=SEED), say)
-    rounds = [by_arm for workload in workloads for by_arm in bench.run(workload).rounds]
-    return DraftsReport(engine_facts(base.config, base.info), candidates, WorkloadRuns("drafts", False, rounds))
+    report = DraftsReport(engine_facts(base.config, base.info), candidates, WorkloadRuns("drafts", False))
+    try:
+        for workload in workloads:
+            for by_arm in bench.rounds(workload):
+                report.runs.rounds.append(by_arm)
+    except KeyboardInterrupt:
+        if not report.runs.rounds:
+            raise
+        report.stopped = True
+    return report

@@ -55,6 +55,7 @@ class InterleavedRun:
         self._places = min(len(requests), at_once or len(requests))
         self._full_s, self._full_tokens = 0.0, 0
         self.busy_s = 0.0
+        self.steps_ms: list[float] = []  # duration of each step
 
     @property
     def done(self) -> bool:
@@ -77,6 +78,7 @@ class InterleavedRun:
         events = self._engine.step()
         took_s = self._clock() - began
         self.busy_s += took_s
+        self.steps_ms.append(took_s * 1e3)
         if full:
             self._full_s += took_s
             self._full_tokens += sum(len(event.token_ids) for event in events if isinstance(event, Delta))
@@ -263,22 +265,22 @@ class EngineBench:
         self._say = say
         self._runners = {arm: EngineRunner(engine, sampling) for arm, engine in engines.items()}
 
-    def run(self, workload: Workload) -> WorkloadRuns:
-        """All prompts of ``workload`` in all arms.
+    def rounds(self, workload: Workload) -> Iterator[dict[str, GroupRun]]:
+        """Run all prompts of ``workload`` in all arms; yields each counted group, by name of the arm, when it ends.
 
         Raises:
             BenchError: the arms returned different tokens, or the engine failed.
             RequestError: the engine refused a prompt, for example because it is too long for the context.
         """
-        runs = WorkloadRuns(workload.name, workload.concurrent)
+        number = 0
         for group in workload.groups:
             by_arm = self._group(workload, group)
             if group[0].counted:
-                runs.rounds.append(by_arm)
-                self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
+                number += 1
+                self._say(f"{workload.name} {number}/{workload.n_counted}: {_line(by_arm)}")
+                yield by_arm
             else:
                 self._say(f"{workload.name}: warming up with {group[0].name}")
-        return runs
 
     def _group(self, workload: Workload, group: Seq[BenchPrompt]) -> dict[str, GroupRun]:
         runs = {

@@ -8,93 +8,56 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import chain
+from operator import truediv
 from typing import Any
 
-from rich.table import Table
-
-from bench.engine_bench import BenchError, EngineBench, Say, WorkloadRuns
+from bench.engine_bench import BenchError, EngineBench, EngineRunner, Say, WorkloadRuns, run_interleaved
 from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
-from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.core.types import DrafterStats, SamplingParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
-from specdec.load.figures import in_cell, rounded
+from specdec.load.figures import FigureTable, in_cell, rounded
 from verify_kernels.forward_batch import PAGE_SIZE
 
-MAX_TOKENS = 64
-PROMPT_TOKENS = 128
+OFF_COST_REQUESTS = 8
+OFF_COST_TOKENS = 64  # of each answer
+OFF_COST_PROMPT = 128  # tokens
 
 
-@dataclass(slots=True)
-class OffCost:
-    """Milliseconds per step of two engines that run in turns: one with drafters, one without."""
+def off_cost(loaded: Engine, parts: EngineParts) -> dict[str, float]:
+    """Milliseconds per decode step of an engine with drafters and of one without, speculation off in both, by name of
+    the figure. Ratios are of the engine with drafters over the one without: 1.01 is a cost of 1 %.
 
-    requests: list[tuple[list[float], list[float]]]  # each one's steps, in both engines
-
-    def as_dict(self) -> dict[str, float]:
-        """The figures by name. Ratios are of the engine with drafters over the one without: 1.01 is a cost of 1 %."""
-        engines = list(zip(*self.requests, strict=True))
-        loaded_ms, bare_ms = (list(chain(*requests)) for requests in engines)
-        loaded_mean, bare_mean = (statistics.median(map(statistics.fmean, requests)) for requests in engines)
-        loaded, bare = statistics.median(loaded_ms), statistics.median(bare_ms)
-        pairs = statistics.median(a / b for a, b in zip(loaded_ms, bare_ms, strict=True))
-        return {
-            "steps": len(loaded_ms),
-            "loaded_step_ms": round(loaded, 4),
-            "bare_step_ms": round(bare, 4),
-            "step_ratio_of_medians": round(loaded / bare, 4),
-            "step_median_of_ratios": round(pairs, 4),
-            "tpot_ratio_of_medians": round(loaded_mean / bare_mean, 4),
-        }
-
-
-class OffCostBench:
-    """Steps two engines over one decoder and KV cache in turns, so that changes of the machine affect both alike."""
-
-    def __init__(self, loaded: Engine, parts: EngineParts) -> None:
-        speculation = parts.config.speculation.model_copy(update={"enabled": False, "trace_file": None})
-        config = parts.config.model_copy(update={"speculation": speculation})
-        self._loaded = loaded
-        self._bare = Engine(dataclasses.replace(parts, drafters=(), config=config, trace_steps=0))
-        self._tokens = parts.tokenizer.encode(long_text())
-
-    def run(self, requests: int = 8) -> OffCost:
-        """Decode ``requests`` real prompts greedily with both engines."""
-        self._pair(-1)  # a warm-up
-        return OffCost([self._pair(number) for number in range(requests)])
-
-    def _pair(self, number: int) -> tuple[list[float], list[float]]:
-        """Milliseconds of the decode steps of one request, in both engines."""
-        loaded = self._steps(self._loaded, self._request("loaded", number))
-        bare = self._steps(self._bare, self._request("bare", number))
-        times: tuple[list[float], list[float]] = ([], [])
-        for turn in range(MAX_TOKENS - 1):
-            for which in (0, 1) if turn % 2 else (1, 0):
-                times[which].append(next((loaded, bare)[which]))
-        return times
-
-    def _steps(self, engine: Engine, request: Request) -> Iterator[float]:
-        """Milliseconds of each step after the one with the first token, which runs before the first is returned."""
-        engine.submit(request)
-        while not any(isinstance(event, Delta) for event in engine.step()):
-            pass
-        while engine.has_work():
-            began = time.perf_counter()
-            engine.step()
-            yield (time.perf_counter() - began) * 1e3
-
-    def _request(self, engine: str, number: int) -> Request:
-        start = (number + 1) * PROMPT_TOKENS % max(1, len(self._tokens) - PROMPT_TOKENS)
-        return Request(
-            f"off-cost-{number}",
-            tuple(self._tokens[start : start + PROMPT_TOKENS]),
-            SamplingParams(temperature=0.0),
-            StoppingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
-            speculation=SpeculationParams(SpeculationMode.OFF),
-            cache_salt=f"off-cost/{engine}",
-        )
+    The engines decode real prompts greedily over one decoder and KV cache, step by step in turns.
+    """
+    speculation = parts.config.speculation.model_copy(update={"enabled": False, "trace_file": None})
+    config = parts.config.model_copy(update={"speculation": speculation})
+    bare = Engine(dataclasses.replace(parts, drafters=(), config=config, trace_steps=0))
+    runners = [EngineRunner(engine, SamplingParams(temperature=0.0)) for engine in (loaded, bare)]
+    stopping = StoppingParams(max_tokens=OFF_COST_TOKENS, ignore_eos=True)
+    tokens = parts.tokenizer.encode(long_text())
+    steps_ms: tuple[list[float], list[float]] = ([], [])
+    means_ms: tuple[list[float], list[float]] = ([], [])
+    for number in range(OFF_COST_REQUESTS + 1):  # the first is a warm-up
+        start = number * OFF_COST_PROMPT % max(1, len(tokens) - OFF_COST_PROMPT)
+        prompt = BenchPrompt(f"off-cost-{number}", tuple(tokens[start : start + OFF_COST_PROMPT]), stopping)
+        runs = [runner.start([prompt], OFF, f"off-cost/{place}") for place, runner in enumerate(runners)]
+        run_interleaved(runs)
+        for place, run in enumerate(runs if number else ()):
+            decoding = run.steps_ms[1 - OFF_COST_TOKENS :]
+            steps_ms[place].extend(decoding)
+            means_ms[place].append(statistics.fmean(decoding))
+    step_ms, mean_ms = ([statistics.median(found) for found in both] for both in (steps_ms, means_ms))
+    return {
+        "steps": len(steps_ms[0]),
+        "loaded_step_ms": round(step_ms[0], 4),
+        "bare_step_ms": round(step_ms[1], 4),
+        "step_ratio_of_medians": round(step_ms[0] / step_ms[1], 4),
+        "step_median_of_ratios": round(statistics.median(map(truediv, *steps_ms)), 4),
+        "tpot_ratio_of_medians": round(mean_ms[0] / mean_ms[1], 4),
+    }
 
 
 def fixed_figures(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, float | None]:
@@ -121,7 +84,8 @@ class EngineReport:
     runs: list[WorkloadRuns] = field(default_factory=list)
     fixed: tuple[str, ...] = ()  # names of the fixed settings that ran
     skipped: list[str] = field(default_factory=list)  # omitted workloads, with the reason
-    off_cost: OffCost | None = None  # None unless the plan asks for it
+    off_cost: dict[str, float] | None = None  # None unless the plan asks for it
+    stopped: bool = False  # by Ctrl-C, before its end
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,6 +93,7 @@ class EngineReport:
         figures: dict[str, Any] = {
             "machine": self.machine,
             "seconds": round(self.seconds, 1),
+            "stopped": self.stopped,
             "skipped": self.skipped,
             "workloads": {runs.workload: runs.summary().as_dict() for runs in self.runs},
         }
@@ -136,7 +101,7 @@ class EngineReport:
             figures["fixed_ms_per_token"] = {runs.workload: fixed_figures(runs, self.fixed) for runs in self.runs}
             figures["auto_against_best_fixed"] = {runs.workload: best_fixed(runs, self.fixed) for runs in self.runs}
         if self.off_cost is not None:
-            figures["off_cost"] = self.off_cost.as_dict()
+            figures["off_cost"] = self.off_cost
         figures["prompts"] = {runs.workload: runs.as_dict() for runs in self.runs}
         return figures
 
@@ -156,7 +121,8 @@ class EngineBenchPlan:
 
 
 def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineReport:
-    """Measure everything that ``plan`` asks for. say: receives progress lines.
+    """Measure what ``plan`` asks for. say: receives progress lines. After Ctrl-C the report has what was measured
+    until then, if that is anything.
 
     Raises:
         BenchError: the arms returned different tokens, an engine failed, no workload is available, or the KV cache is
@@ -171,11 +137,18 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     check_room(parts, workloads, len(engines))
     sampling = SamplingParams(temperature=plan.temperature, seed=SEED)
     bench = EngineBench(engines, sampling, say)
-    for workload in workloads:
-        report.runs.append(bench.run(workload))
-    if plan.off_cost:
-        say("measuring the cost of speculation that is off")
-        report.off_cost = OffCostBench(engine, parts).run()
+    try:
+        for workload in workloads:
+            report.runs.append(runs := WorkloadRuns(workload.name, workload.concurrent))
+            for by_arm in bench.rounds(workload):
+                runs.rounds.append(by_arm)
+        if plan.off_cost:
+            say("measuring the cost of speculation that is off")
+            report.off_cost = off_cost(engine, parts)
+    except KeyboardInterrupt:
+        report.runs, report.stopped = [runs for runs in report.runs if runs.rounds], True
+        if not report.runs:
+            raise
     report.seconds = time.perf_counter() - began
     return report
 
@@ -223,58 +196,47 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
     return found
 
 
-def report_tables(report: EngineReport) -> Iterator[Table]:
+def report_tables(report: EngineReport) -> Iterator[FigureTable]:
     summaries = [runs.summary() for runs in report.runs]
     alone, together = [s for s in summaries if not s.concurrent], [s for s in summaries if s.concurrent]
     if alone:
-        yield _workload_table(alone, "ms per token")
+        yield _workload_table(alone, "speculation off and auto: ms per token; ratios above 1 are faster")
     if together:
-        yield _workload_table(together, "tokens/s")
-    if any(s.drafters for s in summaries):
-        yield _drafter_table(summaries)
+        yield _workload_table(
+            together, "concurrent requests, off and auto: tokens/s of all, while the maximal number runs"
+        )
+    if names := sorted({name for s in summaries for name in s.drafters}):
+        rows = [[s.workload, *(_accepted_share(s.drafters.get(name)) for name in names)] for s in summaries]
+        yield FigureTable(["workload", *names], rows, "accepted share of verified draft nodes, by drafter (auto)")
     if report.fixed:
         yield _fixed_table(report.runs, report.fixed)
     if report.off_cost is not None:
-        yield _off_cost_table(report.off_cost)
+        rows = [[name, str(value)] for name, value in report.off_cost.items()]
+        yield FigureTable(["figure", "value"], rows, "speculation off: engine with drafters over engine without")
 
 
-def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
-    together = unit == "tokens/s"
-    title = f"speculation off and auto: {unit}; ratios above 1 are faster"
-    if together:
-        title = f"concurrent requests, off and auto: {unit} of all, while the maximal number runs"
-    columns = ["prompts", OFF.name, AUTO.name, "total ratio", "median", "worst", "tokens/step"]
-    table = Table("workload", *columns, title=title, caption="median, worst: of the prompts' ratios")
+def _workload_table(summaries: Seq[WorkloadSummary], title: str) -> FigureTable:
+    rows = []
     for s in summaries:
-        times = (per_second(s.base_ms), per_second(s.arm_ms)) if together else (s.base_ms, s.arm_ms)
+        times = (s.base_ms, s.arm_ms)
+        if s.concurrent:
+            times = (per_second(s.base_ms), per_second(s.arm_ms))
         ratios = [s.total_ratio, s.ratio_median, s.worst, s.tokens_per_step]
         count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
-        table.add_row(s.workload, count, *(in_cell(t, 1) for t in times), *(in_cell(r, 2) for r in ratios))
-    return table
+        rows.append([s.workload, count, *(in_cell(t, 1) for t in times), *(in_cell(r, 2) for r in ratios)])
+    columns = ["workload", "prompts", OFF.name, AUTO.name, "total ratio", "median", "worst", "tokens/step"]
+    return FigureTable(columns, rows, title, "median, worst: of the prompts' ratios")
 
 
-def _drafter_table(summaries: Seq[WorkloadSummary]) -> Table:
-    names = sorted({name for s in summaries for name in s.drafters})
-    table = Table("workload", *names, title="accepted share of verified draft nodes, by drafter (auto)")
-    for s in summaries:
-        parts = [s.drafters.get(name) for name in names]
-        shares = [f"{part.draft_acceptance_rate:.0%} of {part.num_draft_tokens}" if part else "-" for part in parts]
-        table.add_row(s.workload, *shares)
-    return table
+def _accepted_share(part: DrafterStats | None) -> str:
+    return f"{part.draft_acceptance_rate:.0%} of {part.num_draft_tokens}" if part else "-"
 
 
-def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> Table:
+def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> FigureTable:
     title = "ms per token by setting (depth x width / nodes), from off's first token; concurrent: of all requests"
-    table = Table("workload", OFF.name, AUTO.name, *fixed, "best fixed", "its time over auto's", title=title)
+    rows = []
     for run in runs:
         figures, best = fixed_figures(run, fixed), best_fixed(run, fixed)
         last = (best["setting"], f"{best['over_auto']:.2f}") if best is not None else ("-", "-")
-        table.add_row(run.workload, *(in_cell(figures[arm], 1) for arm in figures), *last)
-    return table
-
-
-def _off_cost_table(cost: OffCost) -> Table:
-    table = Table("figure", "value", title="speculation off: engine with drafters over engine without")
-    for name, value in cost.as_dict().items():
-        table.add_row(name, str(value))
-    return table
+        rows.append([run.workload, *(in_cell(figures[arm], 1) for arm in figures), *last])
+    return FigureTable(["workload", OFF.name, AUTO.name, *fixed, "best fixed", "its time over auto's"], rows, title)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.table import Table
-
 from specdec.config import EngineConfig
 from specdec.control.estimates.costs import CostTable
 from specdec.core.kv_cache import KvCacheManager
@@ -29,6 +27,7 @@ from specdec.core.types import (
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import StepCosts
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.figures import FigureTable
 from specdec.models.tokenizer import Tokenizer
 
 TEXTS = (
@@ -354,12 +353,13 @@ class VerifyReport:
             "conditions": {r.conditions.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
         }
 
-    def table(self) -> Table:
-        table = Table("conditions", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
-        for result in (self.plain, *self.results):
-            figures = (result.pairs, result.tokens, result.accepted, result.preemptions, result.mismatches)
-            table.add_row(result.conditions.name, *map(str, figures))
-        return table
+    def table(self) -> FigureTable:
+        rows = [
+            [r.conditions.name, *map(str, (r.pairs, r.tokens, r.accepted, r.preemptions, r.mismatches))]
+            for r in (self.plain, *self.results)
+        ]
+        heads = ["conditions", "pairs", "tokens", "drafted", "preempted", "mismatches"]
+        return FigureTable(heads, rows, "path identity")
 
 
 MIN_REQUESTS = 14  # fewer would omit some kinds of sampling

@@ -31,6 +31,7 @@ class PeersRun:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `HttpPeer.facts`
     machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
     seconds: float = 0.0
+    stopped: bool = False  # before its end
 
     def answers_of(self, arm: str, workload: str) -> dict[str, Record]:
         """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
@@ -151,6 +152,7 @@ class PeersReport:
                 for prompt in run.prompts
             ],
             "seconds": round(run.seconds, 1),
+            "stopped": run.stopped,
         }  # fmt: skip
 
     def markdown(self) -> str:

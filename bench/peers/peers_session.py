@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
@@ -134,7 +135,7 @@ def _figure(answer: Record) -> str:
 
 
 async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
-    """Everything that ``plan`` asks for.
+    """Everything that ``plan`` asks for; a cancelled call still returns what was answered to counted prompts.
 
     Raises:
         BenchError: there is no prompt or no engine.
@@ -159,7 +160,12 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
     if not peers:
         raise BenchError("no engine: " + "; ".join(f"{name}: {reason}" for name, reason in run.missing.items()))
     run.arms = [peer.arm for peer in peers]
-    await PeersBench(peers, say).run(prompts, run)
+    try:
+        await PeersBench(peers, say).run(prompts, run)
+    except asyncio.CancelledError:
+        if not {prompt.ask.name for prompt in prompts if prompt.counted} & {name for _, name in run.answers}:
+            raise
+        run.stopped = True
     run.seconds = time.perf_counter() - began
     return run
 

@@ -13,14 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from bench.machine import host_facts
 from bench.serve.schedule import endless_requests, read_trace
 from specdec.errors import SpecdecError
 from specdec.load.arrivals import Arrivals
-from specdec.load.figures import QUANTILES, spread
+from specdec.load.figures import QUANTILES, FigureTable, spread
 from specdec.load.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
 
 TICK_S = 0.01
@@ -371,20 +368,15 @@ def progress_line(run: LoadRun, now_s: float) -> str:
     return "  ".join(words)
 
 
-def report_tables(report: ServeReport) -> Iterator[Table | Text]:
+def report_tables(report: ServeReport) -> Iterator[FigureTable]:
     figures = report.as_dict(requests=False)
-    faults = "\n".join(f"INVALID: {fault}" for fault in figures["faults"])
-    yield Text(faults, style="bold red") if faults else Text("valid: the generator kept up", style="green")
     columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
-    latency = Table("", "n", *columns, title=str(figures.get("load", "")))
-    for name, found in figures["latency"].items():
-        cells = (_shown(found, column) for column in columns)
-        latency.add_row(NAMES[name], str(found["n"]), *cells)
-    yield latency
-    totals = Table("figure", "value")
-    for name, value in _totals(figures):
-        totals.add_row(name, value)
-    yield totals
+    rows = [
+        (NAMES[name], str(found["n"]), *(_shown(found, column) for column in columns))
+        for name, found in figures["latency"].items()
+    ]
+    yield FigureTable(("", "n", *columns), rows, str(figures.get("load", "")))
+    yield FigureTable(("figure", "value"), _totals(figures))
 
 
 def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,8 @@ from bench.workloads import FETCHED_NAMES, SINGLE_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
     choices_option,
     count_option,
+    end_stopped,
+    file_option,
     json_option,
     number_option,
     print_figures,
@@ -24,11 +25,12 @@ from specdec.cli.bench_output import (
     print_table,
     progress_line,
     repeated_option,
+    write_json,
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
 from specdec.cli.models import CACHE_DIR
-from specdec.cli.options import check_folder, config_options, engine_options, pop_config
+from specdec.cli.options import config_options, engine_options, pop_config
 from specdec.config import EngineConfig
 from specdec.control_groups import usable_cores
 
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 _DRAFTS_FIELDS = ("target", "draft_dtype", "dtype", "kv_dtype", "device", "threads", "kv_tokens", "cache_dir")
 _DRAFTS_OPTIONS = tuple((f"--{name.replace('_', '-')}", f"engine.{name}") for name in _DRAFTS_FIELDS)
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("drafts")
@@ -53,10 +54,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload, or of the file; one more is a warm-up.")
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each prompt's own.")
-@click.option("--json", "path", type=_FILE, help="Write every figure to this file.")
+@file_option("--json", "Write every figure to this file.")
 def drafts_command(
     heads: tuple[str, ...], drafts: tuple[str, ...], names: tuple[str, ...], file: Path | None, prompts: int,
-    max_tokens: int | None, path: Path | None, **values: Any,
+    max_tokens: int | None, json_file: Path | None, **values: Any,
 ) -> None:  # fmt: skip
     """Compare feature heads and draft models for one target on the same prompts, and say which one to keep.
 
@@ -67,7 +68,6 @@ def drafts_command(
     from bench.workloads.make import make_workload
     from specdec.cli.progress_bar import ProgressBar
 
-    check_folder("--json", path)
     config, say = pop_config({"drafter": (), "index": (), "config_file": None} | values).engine, progress_line()
     with ProgressBar() as progress:
         base, candidates = load_candidates(config, heads, drafts, progress)
@@ -77,8 +77,7 @@ def drafts_command(
         workloads = [make_workload(name, base.tokenizer, prompts, max_tokens, say) for name in names]
     report = compare(base, candidates, workloads, say)
     figures = report.as_dict()
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(figures, json_file)
     rows = []
     for arm, row in figures["arms"].items():
         numbers = [row["ms_per_token"], row["ratio"], row["tokens_per_step"], row.get("level_ms")]
@@ -87,6 +86,7 @@ def drafts_command(
     heads_of = ("candidate", "ms/token", "ratio", "tokens/step", "level ms", "accepted at 1, 2, ...")
     print_table(heads_of, rows, "speculation auto; ratio: off's time over its own")
     click.echo(f"keep {figures['keep']}: {figures['reason']}")
+    end_stopped(report.stopped)
 
 
 ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
@@ -111,7 +111,7 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
     help="Also run this fixed setting, depth x width / nodes; may be repeated.",
 )  # fmt: skip
 @click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
-@click.option("--json", "path", type=_FILE, help="Write every figure to this file.")
+@file_option("--json", "Write every figure to this file.")
 def engine_command(
     engine_config: EngineConfig,
     workloads: tuple[str, ...],
@@ -122,16 +122,13 @@ def engine_command(
     fixed: bool,
     settings: tuple[str, ...],
     off_cost: bool,
-    path: Path | None,
+    json_file: Path | None,
 ) -> None:
     """Compare the time per token with speculation off and auto: same requests, same weights, step by step in turns."""
-    from rich.console import Console
-
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
-    check_folder("--json", path)
     places = max(engine_config.max_batch, at_once)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
     kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
@@ -142,15 +139,14 @@ def engine_command(
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
     plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, at_once)
     report = run_session(parts, plan, progress_line())
-    if path is not None:
-        path.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    console = Console()
+    write_json(report.as_dict(), json_file)
     for table in report_tables(report):
-        console.print(table)
+        print_table(*table)
     for line in report.skipped:
         click.echo(f"skipped {line}")
     facts = ("cpu", "cores", "read_bandwidth_gb_s", "target", "draft", "date", "commit")
     print_figures({**report.machine, "seconds": f"{report.seconds:.0f}"}, (*facts, "seconds"), 20)
+    end_stopped(report.stopped)
 
 
 @click.command("peers")
@@ -163,8 +159,8 @@ def engine_command(
 @count_option("--max-tokens", default=64, least=2, help="Length of an answer.")
 @count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")
 @CACHE_DIR
-@click.option("--json", "json_file", type=_FILE, help="Write every figure and answer to this file.")
-@click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload in this SVG file.")
+@file_option("--json", "Write every figure and answer to this file.")
+@file_option("--chart", "Draw the times per token by workload in this SVG file.")
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
     max_tokens: int, threads: int, cache_dir: Path, json_file: Path | None, chart_file: Path | None,
@@ -177,21 +173,20 @@ def peers_command(
     from bench.peers.peer import PeersPlan
     from bench.peers.peers_report import PeersReport
 
-    check_folder("--json", json_file)
-    check_folder("--chart", chart_file)
     plan = PeersPlan(
         target=target, draft=draft, cache_dir=cache_dir, threads=threads or usable_cores(),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
     )  # fmt: skip
     try:
-        report = PeersReport(asyncio.run(_run(plan)))
+        run = asyncio.run(_run(plan))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    report = PeersReport(run)
+    write_json(report.as_dict(), json_file)
     click.echo(report.markdown())
     if chart_file is not None:
         chart_file.write_text(time_per_token_chart(report.as_dict()), encoding="utf-8")
+    end_stopped(run.stopped)
 
 
 async def _run(plan: PeersPlan) -> PeersRun:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.options import FiniteRange
+from specdec.cli.options import FiniteRange, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,26 +49,54 @@ def progress_line(console: Console | None = None) -> Callable[[str], None]:
     return lambda line: console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
+def file_option(name: str, help: str) -> Decorator:
+    """An option that takes the file to write a result to, as ``NAME_file``; the file's folder must exist."""
+
+    def check(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+        check_folder(name, path)
+        return path
+
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(name, f"{name.removeprefix('--')}_file", type=kind, callback=check, help=help)
+
+
+def write_json(figures: Mapping[str, Any], path: Path | None) -> None:
+    """Into the file of `file_option`, if one was given."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def end_stopped(stopped: bool) -> None:
+    """End the command as Ctrl-C ends it, behind a report of what was measured until then."""
+    if stopped:
+        raise KeyboardInterrupt("the report has what was measured until then")
+
+
 def print_json(figures: Mapping[str, Any]) -> None:
     """On one line."""
     click.echo(json.dumps(figures))
 
 
-def plain_console() -> Console:
-    """A console that prints text verbatim: errors of servers and file names may look like rich's markup."""
+_FILE_WIDTH = 1000  # characters of a line in a file or a pipe
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", caption: str = "") -> None:
+    """On the terminal's width; elsewhere as wide as the table is. What does not fit in a column is folded, not cut.
+
+    Texts are printed verbatim: errors of servers and file names may look like rich's markup.
+    """
     from rich.console import Console
-
-    return Console(markup=False, emoji=False)
-
-
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """On the terminal's width."""
     from rich.table import Table
 
-    table = Table(*heads, title=title or None)
+    table = Table(title=title or None, caption=caption or None)
+    for head in heads:
+        table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    plain_console().print(table)
+    console = Console(markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)
 
 
 def print_figures(figures: Mapping[str, Any], names: Iterable[str], width: int = 24) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
-from specdec.cli.bench_output import count_option, number_option, plain_console
-from specdec.cli.options import POSITIVE, WholeNumber, check_folder, credential_options, pop_credentials
+from specdec.cli.bench_output import count_option, end_stopped, file_option, number_option, print_table, write_json
+from specdec.cli.options import POSITIVE, WholeNumber, credential_options, pop_credentials
 from specdec.core.fields import UINT32
 
 if TYPE_CHECKING:
     from bench.serve.load import ServePlan, ServeReport
     from specdec.client.connection import Credentials
     from specdec.load.request import Endpoint
-
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 _REPORTING = (
@@ -53,7 +49,7 @@ _REPORTING = (
         show_default=True,
         help="Delay of the generator at p99, in ms, above which the run is invalid (exit code 3).",
     ),
-    click.option("--json", "json_file", type=_FILE, help="Write all figures to this file, each request's too."),
+    file_option("--json", "Write all figures to this file, each request's too."),
     click.option("--quiet", is_flag=True, help="No progress line."),
 )  # fmt: skip
 
@@ -110,20 +106,21 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     from specdec.load.request import Objective
 
     credentials = pop_credentials(values)
-    check_folder("--json", values["json_file"])
     plan = ServePlan(
         **asked, warm_up=values["warm_up"], timeout_s=values["timeout"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
     )  # fmt: skip
     report = asyncio.run(_run(plan, credentials, values))
-    if values["json_file"] is not None:
-        values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-    console = plain_console()
+    write_json(report.as_dict(), values["json_file"])
+    faults = report.faults()
+    for fault in faults:
+        click.secho(f"INVALID: {fault}", fg="red", bold=True)
+    if not faults:
+        click.secho("valid: the generator kept up", fg="green")
     for table in report_tables(report):
-        console.print(table)
-    if report.stopped:
-        raise KeyboardInterrupt("the report has what was sent until then")
-    if report.faults():
+        print_table(*table)
+    end_stopped(report.stopped)
+    if faults:
         raise SystemExit(3)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import click
 
-from specdec.cli.bench_output import count_option, progress_line
+from specdec.cli.bench_output import count_option, print_table, progress_line
 from specdec.cli.options import ScreenCommand, engine_options
 from specdec.config import EngineConfig
 from specdec.control_groups import available_bytes, usable_cores
@@ -156,8 +156,6 @@ def vector_features() -> list[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, seed: int, as_json: bool) -> None:
     """Check path identity: the same tokens and log-probabilities with and without speculation, in any batch."""
-    from rich.console import Console
-
     from bench.path_identity import verify
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -170,7 +168,7 @@ def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, see
     if as_json:
         click.echo(json.dumps({**report.as_dict(), "seconds": round(seconds, 1)}))
     else:
-        Console().print(report.table())
+        print_table(*report.table())
         for mismatch in report.mismatches[:1]:
             click.echo(f"first mismatch: {mismatch}")
         click.echo(

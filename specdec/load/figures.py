@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 QUANTILES = (50, 90, 95, 99)
 
@@ -30,3 +32,17 @@ def rounded(value: float | None) -> float | None:
 def in_cell(value: float | None, digits: int) -> str:
     """For a table, "-" where there is no figure."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def brief(value: float) -> str:
+    """With four digits, and never with an exponent."""
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+class FigureTable(NamedTuple):
+    """A table for people."""
+
+    heads: Seq[str]
+    rows: Iterable[Seq[str]]
+    title: str = ""
+    caption: str = ""

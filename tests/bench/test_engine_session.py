@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from bench import engine_session
-from bench import engine_session as engine_off_cost
-from bench.engine_bench import BenchError, WorkloadRuns
+from bench.engine_bench import BenchError, EngineBench, InterleavedRun, WorkloadRuns
 from bench.engine_runs import FIXED_GRID, GroupRun, RequestRun
-from bench.engine_session import EngineBenchPlan, EngineReport, OffCost, OffCostBench, report_tables, run_session
+from bench.engine_session import EngineBenchPlan, EngineReport, off_cost, report_tables, run_session
 from bench.machine import commit, cpu_model, engine_facts
 from bench.workloads import CONCURRENT_NAMES
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
@@ -51,7 +49,7 @@ def small_workload(
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_session, "make_workload", small_workload)
-    monkeypatch.setattr(engine_off_cost, "MAX_TOKENS", STEPS + 1)
+    monkeypatch.setattr(engine_session, "OFF_COST_TOKENS", STEPS + 1)
     monkeypatch.setattr("bench.machine.BandwidthProbe", _Probe)
 
 
@@ -70,11 +68,7 @@ def run(**fields: Any) -> tuple[EngineReport, list[str]]:
 
 
 def shown(report: EngineReport) -> str:
-    console = Console(width=240)
-    with console.capture() as capture:
-        for table in report_tables(report):
-            console.print(table)
-    return capture.get()
+    return "\n".join(str((table.title, table.heads, list(table.rows))) for table in report_tables(report))
 
 
 def test_everything_at_once() -> None:
@@ -120,7 +114,7 @@ def test_fixed_settings_draft_and_off_does_not() -> None:
 
 def test_what_was_not_asked_for_is_not_reported() -> None:
     report, _ = run(workloads=("chat",))
-    assert set(report.as_dict()) == {"machine", "seconds", "skipped", "workloads", "prompts"}
+    assert set(report.as_dict()) == {"machine", "seconds", "stopped", "skipped", "workloads", "prompts"}
     assert "best fixed" not in shown(report)
 
 
@@ -145,22 +139,68 @@ def test_only_autos_decisions_are_written_down(tmp_path: Path) -> None:
     assert not report.differences
 
 
-def test_cost_of_off_compares_equal_work_and_leaves_the_cache_as_it_was() -> None:
+def test_cost_of_off_compares_equal_work_and_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Engine] = []
+    step = Engine.step
+
+    def counted(engine: Engine) -> Any:
+        engines.append(engine)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", counted)
     parts = tiny_parts()
     engine = Engine(parts)
     free = parts.kv.n_free
-    cost = OffCostBench(engine, parts).run(2)
-    assert [(len(loaded), len(bare)) for loaded, bare in cost.requests] == [(STEPS, STEPS)] * 2
+    figures = off_cost(engine, parts)
+    assert figures["steps"] == 8 * STEPS
+    assert figures["loaded_step_ms"] > 0 < figures["bare_step_ms"]
+    (bare,) = {each for each in engines if each is not engine}
+    assert engines.count(engine) == engines.count(bare)
     assert not engine.has_work()
     assert parts.kv.n_free == free
 
 
-def test_ratios_of_the_cost_of_off() -> None:
-    figures = OffCost([([2.0, 2.0, 8.0], [1.0, 4.0, 4.0]), ([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])]).as_dict()
-    assert (figures["loaded_step_ms"], figures["bare_step_ms"]) == (3.0, 3.0)
+def test_ratios_of_the_cost_of_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests of three steps each, after a warm-up."""
+    times = iter([[9.0] * 3] * 2 + [[2.0, 2.0, 8.0], [1.0, 4.0, 4.0], [3.0] * 3, [3.0] * 3])
+
+    def play(runs: list[InterleavedRun]) -> None:
+        for run in runs:
+            run.steps_ms = [50.0, *next(times)]  # that of the prompt first
+
+    monkeypatch.setattr(engine_session, "run_interleaved", play)
+    monkeypatch.setattr(engine_session, "OFF_COST_TOKENS", 4)
+    monkeypatch.setattr(engine_session, "OFF_COST_REQUESTS", 2)
+    parts = tiny_parts()
+    figures = off_cost(Engine(parts), parts)
+    assert (figures["loaded_step_ms"], figures["bare_step_ms"], figures["steps"]) == (3.0, 3.0, 6)
     assert figures["step_ratio_of_medians"] == 1.0
     assert figures["step_median_of_ratios"] == 1.0
     assert figures["tpot_ratio_of_medians"] == pytest.approx(3.5 / 3.0, abs=1e-4)
+
+
+def test_ctrl_c_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.engine.build.build_parts", lambda config, progress: tiny_parts())
+    group = EngineBench._group
+
+    def interrupted(bench: EngineBench, workload: Workload, prompts: Any) -> Any:
+        if workload.name == "edit" and prompts[0].counted:
+            raise KeyboardInterrupt
+        return group(bench, workload, prompts)
+
+    monkeypatch.setattr(EngineBench, "_group", interrupted)
+    path = tmp_path / "figures.json"
+    words = ["bench", "engine", "--max-tokens", "12", "--json", str(path), "--workload"]
+    result = CliRunner().invoke(cli, [*words, "chat", "--workload", "edit", "--off-cost"])
+    assert result.exit_code == 130
+    assert "the report has what was measured until then" in result.stderr
+    assert "chat" in result.stdout
+    figures = json.loads(path.read_text())
+    assert figures["stopped"] is True
+    assert list(figures["workloads"]) == ["chat"]
+    path.unlink()
+    assert CliRunner().invoke(cli, [*words, "edit"]).exit_code == 130  # nothing was measured
+    assert not path.exists()
 
 
 def test_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from bench.peers.peer import PeerError, PeersPlan
 from bench.peers.peer_process import HttpPeer
 from bench.peers.peers_report import PeersRun
 from specdec.cli.main import cli
+from specdec.load.request import LoadRequest, Record
 from tests.bench.peers.peers import asks_in, server
 
 TARGET = "smollm2-135m"
@@ -121,3 +123,28 @@ def test_what_is_not_installed_says_so(engine: str, tmp_path: Path) -> None:
 def test_words_that_can_not_be(tmp_path: Path) -> None:
     for option in ("--json", "--chart"):
         assert f"{option}: {tmp_path / 'no'} is not a folder" in invoke(option, str(tmp_path / "no" / "a.json"), code=2)
+
+
+@pytest.mark.model
+def test_ctrl_c_leaves_what_was_answered(fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, names = HttpPeer.ask, set[str]()
+
+    async def interrupted(peer: HttpPeer, asked: LoadRequest) -> Record:
+        names.add(asked.name)
+        if len(names) == 3:  # a warm-up and a prompt before
+            signal.raise_signal(signal.SIGINT)
+        return await ask(peer, asked)
+
+    monkeypatch.setattr(HttpPeer, "ask", interrupted)
+    out = fakes / "out.json"
+    words = ["--engine", "specdec", "--workload", "humaneval", "--prompts", "9", "--max-tokens", "6"]
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        text = invoke(*words, "--json", str(out), code=130)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert "**humaneval**" in text
+    assert "the report has what was measured until then" in text
+    report = json.loads(out.read_text())
+    assert report["stopped"] is True
+    assert sum(arm["answered"] for arm in report["workloads"]["humaneval"].values()) == 1

@@ -235,4 +235,4 @@ async def test_a_whole_run_and_its_reports() -> None:
     figures = json.loads(json.dumps(report.as_dict()))
     assert figures["requests"]["ok"] == 9
     assert looks
-    assert len(list(report_tables(report))) == 3
+    assert len(list(report_tables(report))) == 2

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from bench.serve.endpoints import ServerUrl
 from bench.serve.load import LoadRun, Progress, ServeReport, report_tables
 from server.engine_client import EngineClient
 from server.request_stream import RequestStream
-from specdec.cli.bench_output import plain_console, print_table
+from specdec.cli.bench_output import print_table
 from specdec.cli.bench_serve import replay_command, serve_load_command
 from specdec.cli.main import cli
 from specdec.core.types import Request
@@ -73,7 +74,7 @@ def test_bug_ctrl_c_still_reports(server: Server, tmp_path: Path, monkeypatch: p
     finally:
         signal.signal(signal.SIGINT, former)
     assert result.exit_code == 130
-    assert "the report has what was sent until then" in result.stderr
+    assert "the report has what was measured until then" in result.stderr
     assert "whole answer, ms" in " ".join(result.stdout.split())
     found = json.loads(out.read_text())
     assert found["stopped"] is True
@@ -81,11 +82,16 @@ def test_bug_ctrl_c_still_reports(server: Server, tmp_path: Path, monkeypatch: p
     assert found["requests"]["cut"] <= 1
 
 
-def test_bug_values_of_a_slow_server_are_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_bug_values_of_a_slow_server_are_shown_whole(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
     run = LoadRun(FakeServer())
     run.records = [Record("slow", 0.0, end_s=123.456, chunk_s=[122.0 + n / 8 for n in range(8)])]
     for table in report_tables(ServeReport(run)):
-        plain_console().print(table, width=80)
+        print_table(*table)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert "123456" in shown
@@ -146,6 +152,19 @@ def test_bug_texts_that_look_like_markup_are_shown_as_they_are(server: Server, t
     assert result.exit_code == 0, result.output
     assert "replay of monday [busy].jsonl at 1 x" in result.output
     assert "[/INST]" in result.output
+
+
+def test_bug_long_names_and_cells_are_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, cells = ["workload", *(f"tokens_per_step_of_{n}" for n in range(8))], ["concurrent/humaneval", *"12345678"]
+    print_table(heads, [cells])
+    in_file = capsys.readouterr().out
+    assert all(word in in_file for word in (*heads, *cells))
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(heads, [cells])
+    assert "…" not in capsys.readouterr().out
 
 
 def test_bug_tables_of_other_figures_show_brackets_too(capsys: pytest.CaptureFixture[str]) -> None:
