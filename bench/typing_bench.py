@@ -205,7 +205,7 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
     async with LocalServer(config) as server, Client(server.grpc_address) as client:
         info = await client.info()
         for number, stretch in enumerate(stretches):
-            note(stretch.name)
+            note(f"typing in {stretch.name.removesuffix(':')}")
             log = await type_in_session(client, stretch, plan, str(number))
             await _until_idle(client)
             steps = await client.trace(_STEPS)
@@ -251,7 +251,7 @@ async def measure_ttft(
         await asyncio.sleep(_REST_POLL_S)  # the first heartbeat has the engine's measured times
         for number in range(files):
             place = LONG_PLACES[number % len(LONG_PLACES)]
-            note(f"{place} {number}")
+            note(f"opening {place.removesuffix(':')}, {number + 1} of {files}")
             before, after = _half_a_line(source_of(place), (number + 1) / (files + 1))
             setup = pb.SessionSetup(
                 completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, ttft_ms=ttft_ms),

@@ -392,11 +392,13 @@ def _target(metric: str) -> MetricTarget:
 
 def progress_line(progress: Progress, passed_s: float) -> str:
     """Counts so far, the medians of both arms and their ratio."""
+    from specdec.load.figures import brief
+
     of = "" if progress.planned is None else f"/{progress.planned}"
     words = [f"{passed_s:6.0f} s", f"pairs {len(progress.done)}{of}"]
     a, b = medians = progress.medians()
     for name, value in zip(progress.names, medians, strict=True):
-        words.append(f"{name} {progress.metric} " + ("-" if value is None else f"{value:.4g}"))
+        words.append(f"{name} {progress.metric} " + ("-" if value is None else brief(value)))
     if a and b is not None:
         words.append(f"ratio {b / a:.3f}")
     words.append(f"different tokens {len(progress.mismatched)}")

@@ -20,6 +20,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.options import FiniteRange, engine_options
 from specdec.config import EngineConfig
+from specdec.load.figures import brief
 
 LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
@@ -68,17 +69,32 @@ def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | 
     from bench.typing_bench import TypingPlan, measure_ttft, measure_typing
 
     if ttft_ms is not None:
-        print_json(asyncio.run(measure_ttft(engine_config, ttft_ms, files, progress_line())))
+        figures = asyncio.run(measure_ttft(engine_config, ttft_ms, files, progress_line()))
+        if as_json:
+            print_json(figures)
+            return
+        rows = [
+            _spread_row(f"{ask} {name}", row) for ask in ("first", "after_idle") for name, row in figures[ask].items()
+        ]
+        print_table(
+            ("figure", *_SPREAD), rows, f"{figures['target']}: first text in a long file, asked for in {ttft_ms:g} ms"
+        )
         return
     figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:
         print_json(figures)
         return
-    quantiles = ("n", "p50", "p90", "p99", "max")
-    rows = [[name, *(f"{figures[name].get(q, 0):.4g}" for q in quantiles)] for name in ("wait_ms", "answer_ms")]
-    print_table(["figure", *quantiles], rows, f"{figures['target']}: waiting for a suggestion")
+    rows = [_spread_row(name, figures[name]) for name in ("wait_ms", "answer_ms")]
+    print_table(("figure", *_SPREAD), rows, f"{figures['target']}: waiting for a suggestion")
     counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")
     print_figures(figures, counts, 26)
+
+
+_SPREAD = ("n", "p50", "p90", "p99", "max")
+
+
+def _spread_row(name: str, found: dict[str, float]) -> list[str]:
+    return [name, *(brief(found[figure]) if figure in found else "-" for figure in _SPREAD)]
 
 
 @click.command("edits")
@@ -111,7 +127,10 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
     title = f"{figures['target']}: {figures['edits']} real edits"
     times = [[road, arm, *(_quantiles(found[name]) for name in _EDIT_TIMES)] for road, arm, found in arms]
     print_table(["road", "engine", *_EDIT_TIMES], times, f"{title}, p50 / p90, number")
-    counts = [[road, arm, *(str(found[name]) for name in _EDIT_COUNTS)] for road, arm, found in arms]
+    counts = [
+        [road, arm, *("-" if found[name] is None else str(found[name]) for name in _EDIT_COUNTS)]
+        for road, arm, found in arms
+    ]
     print_table(["road", "engine", *_EDIT_COUNTS], counts, title)
     print_figures(figures, ("unchanged_lines_right",))
     for road in figures["roads"]:
@@ -126,4 +145,4 @@ _EDIT_COUNTS = ("tokens", "tokens_per_step", "lines_right", "edits_right", "same
 
 
 def _quantiles(found: dict[str, float]) -> str:
-    return f"{found['p50']:.4g} / {found['p90']:.4g}, {found['n']}" if found["n"] else "-"
+    return f"{brief(found['p50'])} / {brief(found['p90'])}, {found['n']}" if found["n"] else "-"

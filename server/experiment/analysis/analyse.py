@@ -43,6 +43,7 @@ from server.experiment.stats.proportions import (
 )
 from server.experiment.stats.quantiles import band_half_width
 from server.experiment.stats.samples import EVERYTHING, Interval, TwoArmSample
+from specdec.load.figures import brief
 
 SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
 
@@ -118,7 +119,7 @@ def check_guardrail(
     if result.a is None or result.b is None:
         return _judged(guardrail, None, EVERYTHING, "no request has this metric")
     unit = f" {result.unit}" if result.unit else ""
-    text = f"{result.a:.4g}{unit} in the control, {result.b:.4g}{unit} in the treatment"
+    text = f"{brief(result.a)}{unit} in the control, {brief(result.b)}{unit} in the treatment"
     if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:
         return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": negligible")
 
@@ -274,7 +275,7 @@ def _headline(
     if kind == "equivalent":
         return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
     if primary.ratio is None and primary.a == 0 and primary.b is not None:
-        values = f"{primary.label} is 0 in the control and {primary.b:.4g} in {arm}"
+        values = f"{primary.label} is 0 in the control and {brief(primary.b)} in {arm}"
         return f"{kind.capitalize()}: {values}, so their ratio is not defined."
     if kind == "undecided" or primary.ratio is None:
         return (
@@ -297,7 +298,7 @@ def _effect(primary: TargetResult, interval: Interval, alpha: float, unit: str) 
         ratio = f"there are too few {unit}s to bound their ratio"
     else:
         ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}"
-    return f"{primary.label}: control {primary.a:.4g}{of}, treatment {primary.b:.4g}{of}; {ratio}."
+    return f"{primary.label}: control {brief(primary.a)}{of}, treatment {brief(primary.b)}{of}; {ratio}."
 
 
 _TABLE_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
@@ -418,6 +419,14 @@ def _notes(
             notes.append(f"pairs excluded from the latencies because a request failed or was cancelled: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:
             notes.append("equality of tokens was not checked: no pair has token hashes in both arms")
+    guarded = (each.target for each in config.checked_guardrails)
+    for metric in dict.fromkeys(each.metric for each in (config.primary, *config.secondary, *guarded) if each):
+        value = METRICS[metric].value
+        a, b = (sum(r.ok and not math.isfinite(value(r)) for r in records) for records in selection.records)
+        if a or b:
+            notes.append(
+                f"answers without {metric}, such as those without text: {a} in the control, {b} in the treatment"
+            )
     if config.checked_guardrails != config.guardrails:
         notes.append(f"guardrail {QUEUE.metric} was not checked: over HTTP no answer says how long it waited")
     if config.assignment.mode == "hash":

@@ -210,6 +210,27 @@ def test_warm_up_is_excluded_and_reported() -> None:
         assert part in notes
 
 
+def test_answers_without_the_metric_are_counted() -> None:
+    plan = manifest(primary="tpot_ms@p50", secondary=["ttft_ms@p50"])
+    log = paired(plan, 20, 1.0, seed=8)
+    log.records = [replace(r, first_token=None) if r.pair in ("p3", "p4") else r for r in log.records]
+    result = analyse(plan, log)
+    assert result.primary.sizes == (18, 18)
+    for metric in ("tpot_ms", "ttft_ms"):
+        note = f"answers without {metric}, such as those without text: 2 in the control, 2 in the treatment"
+        assert note in result.notes
+    assert not any("e2e_ms" in note for note in result.notes)
+
+
+def test_long_times_have_no_exponent() -> None:
+    plan = manifest(guardrails=[{"metric": "ttft_ms@p50", "max_increase": 0.1}])
+    log = paired(plan, 40, 1.0, seed=8)
+    log.records = [replace(r, first_token=r.arrival + 12.3456, end=r.arrival + 23.4567) for r in log.records]
+    result = analyse(plan, log)
+    assert "control 23457 ms, treatment 23457 ms" in result.verdict.reasons[0]
+    assert result.guardrails[0].text == "12346 ms in the control, 12346 ms in the treatment"
+
+
 def test_an_arm_without_records_is_rejected() -> None:
     plan = manifest()
     log = RecordLog([r for r in paired(plan, 20, 1.0, seed=8).records if r.arm == "off"])
