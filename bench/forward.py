@@ -104,7 +104,7 @@ class StepBench:
         fitting = sorted(c for c in contexts if c + max(ROWS) <= self._parts.info.max_context)
         if not fitting:
             raise BenchError(
-                f"contexts: {min(contexts)} and {max(ROWS)} rows do not fit the model's {self._parts.info.max_context} "
+                f"--context: {min(contexts)} and {max(ROWS)} rows do not fit the model's {self._parts.info.max_context} "
                 "tokens; give a shorter one, or a higher max_context"
             )
         figures = ForwardFigures(self._decoder.weights.nbytes)
@@ -203,7 +203,7 @@ def perplexity(
     ids = parts.tokenizer.encode(long_text() if text is None else text)
     longest, context = min(window + 1, len(ids)), parts.info.max_context
     if longest > context:
-        raise BenchError(f"window: must be below the model's context of {context} tokens")
+        raise BenchError(f"--window: must be below the model's context of {context} tokens")
     total, scored = 0.0, 0
     for start in range(0, min(tokens, len(ids) - 1), window):
         read = ids[start : start + window + 1]
@@ -211,7 +211,7 @@ def perplexity(
             total += _window_nll(parts, read, given)
             scored += len(read) - given
     if not scored:
-        raise BenchError("given: must leave tokens of a window and of the text to score")
+        raise BenchError("--given: must leave tokens of a window and of the text to score")
     return math.exp(total / scored), scored
 
 

@@ -97,7 +97,7 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 @choices_option(
     "--workload", "workloads", of=WORKLOAD_NAMES + FETCHED_NAMES, help="May be repeated; default: all but next_edit."
 )
-@count_option("--prompts", default=8, help="Per workload.")
+@count_option("--prompts", default=8, help="Per workload; `concurrent/...` has at least 3 x --at-once.")
 @click.option(
     "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Requests at once of `concurrent/...`."
 )
@@ -222,10 +222,13 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
         parts = build_parts(engine_config, progress)
     figures = StepBench(parts, engine_config).run(repeats, contexts).as_dict()
     figures |= {name: getattr(parts.info, name) for name in ("target", "dtype", "kv_dtype", "threads")}
+    step_ms = figures["step_ms"]
+    for context in contexts:
+        if str(context) not in step_ms:
+            click.echo(f"left out --context {context}: too long for the model's {parts.info.max_context}", err=True)
     if as_json:
         print_json(figures)
         return
-    step_ms = figures["step_ms"]
     rows = ([context, *(f"{ms:.2f}" for ms in row.values())] for context, row in step_ms.items())
     print_table(["context", *next(iter(step_ms.values()))], rows, "ms per forward, by rows")
     print_figures(figures, (name for name in figures if name not in ("step_ms", "definitions")))

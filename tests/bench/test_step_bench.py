@@ -56,6 +56,15 @@ def test_ratios_are_of_the_shortest_context_however_contexts_are_named() -> None
     assert printed["rows8_over_rows1"] == printed["rows8_over_rows1_at_16"]
 
 
+def test_a_context_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.engine.build.build_parts", lambda *_: tiny_parts())
+    words = ["--repeats", "1", "--context", "100000", "--context", "16", "--json"]
+    result = CliRunner().invoke(cli, ["bench", "step", *words])
+    assert result.exit_code == 0, result.output
+    assert list(json.loads(result.stdout)["step_ms"]) == ["16"]
+    assert "left out --context 100000: too long" in result.stderr
+
+
 def test_no_repeats_are_refused() -> None:
     result = CliRunner().invoke(cli, ["bench", "step", "--repeats", "0"])
     assert result.exit_code == 2
@@ -96,7 +105,7 @@ def test_perplexity_is_of_the_tokens_that_are_not_given(given: int) -> None:
 
 def test_perplexity_needs_something_to_score() -> None:
     for text in ("abcdef", ""):
-        with pytest.raises(BenchError, match="given: must leave tokens"):
+        with pytest.raises(BenchError, match="--given: must leave tokens"):
             perplexity(tiny_parts(), 10, 512, text, given=200)
 
 
@@ -112,8 +121,8 @@ def test_a_model_on_a_gpu_is_refused() -> None:
 def test_a_context_or_a_window_that_does_not_fit_is_told() -> None:
     parts = tiny_parts()
     limit = parts.info.max_context
-    with pytest.raises(BenchError, match=f"contexts: 100000 and 32 rows do not fit the model's {limit} tokens"):
+    with pytest.raises(BenchError, match=f"--context: 100000 and 32 rows do not fit the model's {limit} tokens"):
         StepBench(parts, parts.config).run(contexts=(100_000,))
-    with pytest.raises(BenchError, match=f"window: must be below the model's context of {limit} tokens"):
+    with pytest.raises(BenchError, match=f"--window: must be below the model's context of {limit} tokens"):
         perplexity(parts, 10_000, limit)
     assert perplexity(parts, 64, limit, "a short text")[0] > 1
