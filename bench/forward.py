@@ -16,7 +16,6 @@ from torch import Tensor
 from bench.engine_bench import BenchError
 from bench.machine import BandwidthProbe
 from bench.workloads.workload import long_text
-from specdec.config import EngineConfig
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.decoder import Decoder
@@ -92,8 +91,8 @@ class StepBench:
         BenchError: the model is on a GPU.
     """
 
-    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
-        self._parts, self._config = parts, config
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
         if parts.info.kernels == "triton":
             raise BenchError("engine.device: bench step measures the CPU's kernels; set it to cpu")
         self._decoder = cast(Decoder, parts.decoder)
@@ -104,8 +103,8 @@ class StepBench:
         fitting = sorted(c for c in contexts if c + max(ROWS) <= self._parts.info.max_context)
         if not fitting:
             raise BenchError(
-                f"--context: {min(contexts)} and {max(ROWS)} rows do not fit the model's {self._parts.info.max_context} "
-                "tokens; give a shorter one, or a higher max_context"
+                f"--context: {min(contexts)} and {max(ROWS)} rows do not fit the model's "
+                f"{self._parts.info.max_context} tokens; give a shorter one, or a higher max_context"
             )
         figures = ForwardFigures(self._decoder.weights.nbytes)
         self._fill(fitting[-1])
@@ -117,7 +116,7 @@ class StepBench:
     def _measure_steps(self, figures: ForwardFigures, contexts: Sequence[int], repeats: int) -> None:
         """Measure memory reads and steps of every shape in turns: the bandwidth of a shared machine drifts within
         seconds, and both terms of a ratio must see the same drift."""
-        probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
+        probe = BandwidthProbe(self._parts.config.cache_dir, self._parts.info.threads)
         bandwidths: list[float] = []
         times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
         for repeat in range(-1, repeats):  # the first is a warm-up of every shape
@@ -136,7 +135,7 @@ class StepBench:
 
     def _fill(self, upto: int) -> None:
         """Fill the KV cache with real text, so that attention reads real keys."""
-        chunk = self._config.prefill_chunk
+        chunk = self._parts.config.prefill_chunk
         for start in range(0, upto, chunk):
             tokens = self._text(start, min(chunk, upto - start))
             parents = list(range(-1, len(tokens) - 1))

@@ -365,6 +365,11 @@ def plan_command(
     low, high = plan.power_bounds
     click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
     click.echo(f"the experiment took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
+    if plan.captured_units < plan.recorded_units:  # answers without text have no ttft_ms, for example
+        every = -(-plan.units * plan.recorded_units // plan.captured_units)
+        click.echo(
+            f"{plan.captured_units} of {plan.recorded_units} {plan.unit_name}s have {target.metric}: run {every}"
+        )
     if plan.merged > 1:
         click.echo(f"{plan.merged} consecutive {plan.unit_name}s depend on each other and were taken as one")
 

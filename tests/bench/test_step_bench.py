@@ -21,7 +21,7 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 def test_all_figures_of_a_model() -> None:
     parts = tiny_parts()
-    figures = StepBench(parts, parts.config).run(repeats=3)
+    figures = StepBench(parts).run(repeats=3)
     weights = cast(Decoder, parts.decoder).weights
     read = [weights.lm_head, *(w for each in weights.layers for w in (each.qkv, each.o, each.gate_up, each.down))]
     assert figures.weight_bytes == sum(w.nbytes for w in read) > 0
@@ -50,7 +50,7 @@ def test_a_context_that_is_named_twice_is_measured_once(monkeypatch: pytest.Monk
 
 def test_ratios_are_of_the_shortest_context_however_contexts_are_named() -> None:
     parts = tiny_parts()
-    figures = StepBench(parts, parts.config).run(repeats=1, contexts=(128, 16))
+    figures = StepBench(parts).run(repeats=1, contexts=(128, 16))
     printed = figures.as_dict()
     assert printed["row1_ms"] == printed["step_ms"]["16"]["1"]
     assert printed["rows8_over_rows1"] == printed["rows8_over_rows1_at_16"]
@@ -113,7 +113,7 @@ def test_a_model_on_a_gpu_is_refused() -> None:
     parts = tiny_parts()
     on_gpu = dataclasses.replace(parts, info=dataclasses.replace(parts.info, kernels="triton"))
     with pytest.raises(BenchError, match="bench step measures the CPU's kernels"):
-        StepBench(on_gpu, parts.config)
+        StepBench(on_gpu)
     with pytest.raises(BenchError, match="bench perplexity measures the CPU's kernels"):
         perplexity(on_gpu, 64)
 
@@ -122,7 +122,7 @@ def test_a_context_or_a_window_that_does_not_fit_is_told() -> None:
     parts = tiny_parts()
     limit = parts.info.max_context
     with pytest.raises(BenchError, match=f"--context: 100000 and 32 rows do not fit the model's {limit} tokens"):
-        StepBench(parts, parts.config).run(contexts=(100_000,))
+        StepBench(parts).run(contexts=(100_000,))
     with pytest.raises(BenchError, match=f"--window: must be below the model's context of {limit} tokens"):
         perplexity(parts, 10_000, limit)
     assert perplexity(parts, 64, limit, "a short text")[0] > 1

@@ -69,7 +69,8 @@ class SizePlan(StrictModel):
     power_bounds: tuple[float, float]  # 95 % interval
     wanted: float
     seconds: float  # duration of as many recorded units
-    captured_units: int
+    captured_units: int  # that have the metric
+    recorded_units: int
 
 
 def plan_size(
@@ -133,6 +134,7 @@ def plan_size(
         wanted=wanted,
         seconds=(max(times) - min(times)) * units * merged / captured,
         captured_units=captured,
+        recorded_units=selection.n_units,
     )
 
 

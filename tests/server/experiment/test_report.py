@@ -7,6 +7,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -202,6 +203,21 @@ def test_plan_reports_units_and_power(tmp_path: Path) -> None:
     always = ("--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean", "--always-valid")
     units = json.loads(_ab("plan", folder, *always, "--json").output)["units"]
     assert f"`stopping: {{rule: always_valid, expected_units: {units}}}`" in _ab("plan", folder, *always).output
+
+
+def test_bug_a_plan_counts_the_pairs_that_lack_the_metric(tmp_path: Path) -> None:
+    plan = manifest(assignment={"mode": "aa"})
+    log = paired(plan, 60, 1.0, seed=5)
+    silent = {f"p{number}" for number in range(0, 60, 3)}
+    log.records = [replace(r, first_token=None) if r.pair in silent else r for r in log.records]
+    folder = _folder(tmp_path, plan, log)
+    words = ("--effect", "20%", "--simulations", 50, "--metric")
+    units = json.loads(_ab("plan", folder, *words, "ttft_ms:mean", "--json").output)["units"]
+    assert (
+        f"40 of 60 pairs have ttft_ms: run {math.ceil(units * 1.5)}\n"
+        in _ab("plan", folder, *words, "ttft_ms:mean").output
+    )
+    assert "of 60 pairs have" not in _ab("plan", folder, *words, "e2e_ms:mean").output
 
 
 def test_bug_a_plan_from_arms_that_differ_says_so(tmp_path: Path) -> None:
