@@ -148,10 +148,10 @@ class DraftsReport:
                 "ms_per_token": rounded(ms),
                 "ratio": rounded(off / ms) if off and ms else None,
                 "faster_on": faster,
-                "tokens_per_step": rounded(self.runs.summary(arm=arm).tokens_per_step),
+                "tokens_per_step": rounded(self.runs.tokens_per_step(arm)),
             }
         for candidate in self.candidates:
-            stats = self.runs.summary(arm=candidate.chain.name).drafters.get(candidate.drafter, DrafterStats())
+            stats = self.runs.drafters(candidate.chain.name).get(candidate.drafter, DrafterStats())
             acceptance = [rounded(share) for share in stats.acceptance]
             found[candidate.name] |= {"level_ms": rounded(candidate.level_ms), "acceptance": acceptance}
         return found

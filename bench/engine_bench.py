@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
+from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.core.kv_cache import common_length
 from specdec.core.types import (
@@ -27,6 +27,7 @@ from specdec.core.types import (
 )
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
+from specdec.load.figures import rounded
 
 
 class BenchError(SpecdecError):
@@ -202,28 +203,49 @@ class WorkloadRuns:
         tokens = sum(run.gaps for _, run in pairs)
         return seconds / tokens * 1e3 if tokens and seconds > 0 else None
 
-    def summary(self, arm: str = AUTO.name) -> WorkloadSummary:
-        """``arm`` against off."""
-        timed = [(a.tpot_ms / b.tpot_ms, b.prompt) for a, b in self.pairs(OFF.name, arm) if a.tpot_ms and b.tpot_ms]
-        ratios = [ratio for ratio, _ in timed]
-        base_ms, arm_ms = self.ms_per_token(OFF.name), self.ms_per_token(arm)
-        worst, worst_prompt = min(timed) if timed else (None, "")
+    def tokens_per_step(self, arm: str) -> float | None:
         runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
         steps = sum(run.stats.num_steps for run in runs)
-        return WorkloadSummary(
-            workload=self.workload,
-            concurrent=self.concurrent,
-            prompts=len(runs),
-            timed=len(timed),
-            base_ms=base_ms,
-            arm_ms=arm_ms,
-            ratio_median=statistics.median(ratios) if ratios else None,
-            total_ratio=base_ms / arm_ms if base_ms and arm_ms else None,
-            worst=worst,
-            worst_prompt=worst_prompt,
-            tokens_per_step=sum(len(run.tokens) for run in runs) / steps if steps else None,
-            drafters=_by_drafter(runs),
-        )
+        return sum(len(run.tokens) for run in runs) / steps if steps else None
+
+    def drafters(self, arm: str) -> dict[str, DrafterStats]:
+        """By name, over all requests."""
+        found: dict[str, DrafterStats] = {}
+        for run in (run for by_arm in self.rounds for run in by_arm[arm].requests):
+            for name, part in run.stats.by_drafter.items():
+                found.setdefault(name, DrafterStats()).add(part)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Auto against off, as JSON types. Ratios are times of off over auto: above 1, auto is faster. None: nothing
+        was long enough to time."""
+        pairs = list(self.pairs(OFF.name, AUTO.name))
+        timed = [(off.tpot_ms / auto.tpot_ms, off.prompt) for off, auto in pairs if off.tpot_ms and auto.tpot_ms]
+        worst, worst_prompt = min(timed, default=(None, ""))
+        off_ms, auto_ms = self.ms_per_token(OFF.name), self.ms_per_token(AUTO.name)
+        figures: dict[str, Any] = {
+            "prompts": len(pairs),
+            "timed": len(timed),  # prompts with a ratio of their own
+            "off_ms_per_token": rounded(off_ms),
+            "auto_ms_per_token": rounded(auto_ms),
+            "ratio_median": rounded(statistics.median(ratio for ratio, _ in timed)) if timed else None,
+            "ratio_total": rounded(off_ms / auto_ms) if off_ms and auto_ms else None,
+            "ratio_worst": rounded(worst),
+            "worst_prompt": worst_prompt,
+            "tokens_per_step": rounded(self.tokens_per_step(AUTO.name)),
+            "drafters": {
+                name: {
+                    "verified": part.num_draft_tokens,
+                    "accepted": part.num_accepted_draft_tokens,
+                    "acceptance": rounded(part.draft_acceptance_rate),
+                }
+                for name, part in sorted(self.drafters(AUTO.name).items())
+            },
+        }
+        if self.concurrent:
+            figures["off_tokens_per_s"] = rounded(1e3 / off_ms) if off_ms else None
+            figures["auto_tokens_per_s"] = rounded(1e3 / auto_ms) if auto_ms else None
+        return figures
 
     def as_dict(self, arm: str = AUTO.name) -> list[dict[str, Any]]:
         """Figures of every prompt in every arm, as JSON types; ``ratio``: off's time over that of ``arm``."""
@@ -241,13 +263,6 @@ class WorkloadRuns:
 
 def _ratio(off: RequestRun, run: RequestRun) -> float | None:
     return round(off.tpot_ms / run.tpot_ms, 4) if off.tpot_ms and run.tpot_ms else None
-
-
-def _by_drafter(runs: list[RequestRun]) -> dict[str, DrafterStats]:
-    found: dict[str, DrafterStats] = {}
-    for name, part in ((n, p) for run in runs for n, p in run.stats.by_drafter.items()):
-        found.setdefault(name, DrafterStats()).add(part)
-    return found
 
 
 Say = Callable[[str], None]

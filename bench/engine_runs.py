@@ -1,12 +1,11 @@
-"""The settings that `specdec bench engine` compares, and the figures of requests, groups and workloads."""
+"""The settings that `specdec bench engine` compares, and the figures of requests and groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.core.types import DrafterStats, FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
-from specdec.load.figures import rounded
+from specdec.core.types import FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,52 +96,3 @@ class GroupRun:
     def tokens_per_s(self) -> float:
         """Output tokens per second while the maximal number of requests ran."""
         return self.full_tokens / self.full_s if self.full_s > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadSummary:
-    """One arm of a workload against another. Ratios are times per output token of the base over the arm: above 1 the
-    arm is faster. None: nothing was long enough to time."""
-
-    workload: str
-    concurrent: bool
-    prompts: int
-    timed: int  # prompts with a ratio of their own
-    base_ms: float | None  # ms per output token, as `WorkloadRuns.ms_per_token`
-    arm_ms: float | None
-    ratio_median: float | None  # over the prompts
-    total_ratio: float | None  # base_ms / arm_ms
-    worst: float | None  # lowest ratio of a prompt
-    worst_prompt: str
-    tokens_per_step: float | None  # of the arm
-    drafters: dict[str, DrafterStats] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {
-            "prompts": self.prompts,
-            "timed": self.timed,
-            "off_ms_per_token": rounded(self.base_ms),
-            "auto_ms_per_token": rounded(self.arm_ms),
-            "ratio_median": rounded(self.ratio_median),
-            "ratio_total": rounded(self.total_ratio),
-            "ratio_worst": rounded(self.worst),
-            "worst_prompt": self.worst_prompt,
-            "tokens_per_step": rounded(self.tokens_per_step),
-            "drafters": {
-                name: {
-                    "verified": part.num_draft_tokens,
-                    "accepted": part.num_accepted_draft_tokens,
-                    "acceptance": round(part.draft_acceptance_rate, 4),
-                }
-                for name, part in sorted(self.drafters.items())
-            },
-        }
-        if self.concurrent:
-            figures["off_tokens_per_s"] = rounded(per_second(self.base_ms))
-            figures["auto_tokens_per_s"] = rounded(per_second(self.arm_ms))
-        return figures
-
-
-def per_second(ms_per_token: float | None) -> float | None:
-    """Tokens per second, from milliseconds per token."""
-    return 1e3 / ms_per_token if ms_per_token else None

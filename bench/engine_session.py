@@ -12,7 +12,7 @@ from operator import truediv
 from typing import Any
 
 from bench.engine_bench import BenchError, EngineBench, EngineRunner, Say, WorkloadRuns, run_interleaved
-from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
+from bench.engine_runs import AUTO, OFF, Setting
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
@@ -95,7 +95,7 @@ class EngineReport:
             "seconds": round(self.seconds, 1),
             "stopped": self.stopped,
             "skipped": self.skipped,
-            "workloads": {runs.workload: runs.summary().as_dict() for runs in self.runs},
+            "workloads": {runs.workload: runs.summary() for runs in self.runs},
         }
         if self.fixed:
             figures["fixed_ms_per_token"] = {runs.workload: fixed_figures(runs, self.fixed) for runs in self.runs}
@@ -197,16 +197,17 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
 
 
 def report_tables(report: EngineReport) -> Iterator[FigureTable]:
-    summaries = [runs.summary() for runs in report.runs]
-    alone, together = [s for s in summaries if not s.concurrent], [s for s in summaries if s.concurrent]
-    if alone:
-        yield _workload_table(alone, "speculation off and auto: ms per token; ratios above 1 are faster")
-    if together:
-        yield _workload_table(
-            together, "concurrent requests, off and auto: tokens/s of all, while the maximal number runs"
-        )
-    if names := sorted({name for s in summaries for name in s.drafters}):
-        rows = [[s.workload, *(_accepted_share(s.drafters.get(name)) for name in names)] for s in summaries]
+    for together, unit, title in (
+        (False, "ms_per_token", "speculation off and auto: ms per token; ratios above 1 are faster"),
+        (True, "tokens_per_s", "concurrent requests, off and auto: tokens/s of all, while the maximal number runs"),
+    ):
+        rows = [_workload_row(runs, unit) for runs in report.runs if runs.concurrent == together]
+        if rows:
+            columns = ["workload", "prompts", OFF.name, AUTO.name, "total ratio", "median", "worst", "tokens/step"]
+            yield FigureTable(columns, rows, title, "median, worst: of the prompts' ratios")
+    drafters = {runs.workload: runs.drafters(AUTO.name) for runs in report.runs}
+    if names := sorted({name for by_name in drafters.values() for name in by_name}):
+        rows = [[workload, *(_share(by_name.get(name)) for name in names)] for workload, by_name in drafters.items()]
         yield FigureTable(["workload", *names], rows, "accepted share of verified draft nodes, by drafter (auto)")
     if report.fixed:
         yield _fixed_table(report.runs, report.fixed)
@@ -215,20 +216,15 @@ def report_tables(report: EngineReport) -> Iterator[FigureTable]:
         yield FigureTable(["figure", "value"], rows, "speculation off: engine with drafters over engine without")
 
 
-def _workload_table(summaries: Seq[WorkloadSummary], title: str) -> FigureTable:
-    rows = []
-    for s in summaries:
-        times = (s.base_ms, s.arm_ms)
-        if s.concurrent:
-            times = (per_second(s.base_ms), per_second(s.arm_ms))
-        ratios = [s.total_ratio, s.ratio_median, s.worst, s.tokens_per_step]
-        count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
-        rows.append([s.workload, count, *(in_cell(t, 1) for t in times), *(in_cell(r, 2) for r in ratios)])
-    columns = ["workload", "prompts", OFF.name, AUTO.name, "total ratio", "median", "worst", "tokens/step"]
-    return FigureTable(columns, rows, title, "median, worst: of the prompts' ratios")
+def _workload_row(runs: WorkloadRuns, unit: str) -> list[str]:
+    s = runs.summary()
+    count = str(s["prompts"]) if s["timed"] == s["prompts"] else f"{s['prompts']} ({s['timed']} timed)"
+    times = (in_cell(s[f"{arm}_{unit}"], 1) for arm in (OFF.name, AUTO.name))
+    ratios = (in_cell(s[name], 2) for name in ("ratio_total", "ratio_median", "ratio_worst", "tokens_per_step"))
+    return [runs.workload, count, *times, *ratios]
 
 
-def _accepted_share(part: DrafterStats | None) -> str:
+def _share(part: DrafterStats | None) -> str:
     return f"{part.draft_acceptance_rate:.0%} of {part.num_draft_tokens}" if part else "-"
 
 

@@ -113,17 +113,9 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
 @click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
 @file_option("--json", "Write every figure to this file.")
 def engine_command(
-    engine_config: EngineConfig,
-    workloads: tuple[str, ...],
-    prompts: int,
-    at_once: int,
-    max_tokens: int | None,
-    temperature: float,
-    fixed: bool,
-    settings: tuple[str, ...],
-    off_cost: bool,
-    json_file: Path | None,
-) -> None:
+    engine_config: EngineConfig, workloads: tuple[str, ...], at_once: int, fixed: bool, settings: tuple[str, ...],
+    json_file: Path | None, **asked: Any,
+) -> None:  # fmt: skip
     """Compare the time per token with speculation off and auto: same requests, same weights, step by step in turns."""
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
     from specdec.cli.progress_bar import ProgressBar
@@ -137,7 +129,7 @@ def engine_command(
         sizes["max_step_rows"] = places
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
-    plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, at_once)
+    plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, fixed=arms, at_once=at_once, **asked)
     report = run_session(parts, plan, progress_line())
     write_json(report.as_dict(), json_file)
     for table in report_tables(report):
@@ -162,8 +154,8 @@ def engine_command(
 @file_option("--json", "Write every figure and answer to this file.")
 @file_option("--chart", "Draw the times per token by workload in this SVG file.")
 def peers_command(
-    target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
-    max_tokens: int, threads: int, cache_dir: Path, json_file: Path | None, chart_file: Path | None,
+    engines: tuple[str, ...], workloads: tuple[str, ...], threads: int, json_file: Path | None, chart_file: Path | None,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
 
@@ -174,9 +166,8 @@ def peers_command(
     from bench.peers.peers_report import PeersReport
 
     plan = PeersPlan(
-        target=target, draft=draft, cache_dir=cache_dir, threads=threads or usable_cores(),
-        workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
-    )  # fmt: skip
+        threads=threads or usable_cores(), workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, **asked
+    )
     try:
         run = asyncio.run(_run(plan))
     except asyncio.CancelledError:
