@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import statistics
@@ -49,43 +48,28 @@ class PeersRun:
         return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if not answer.ok]
 
 
-@dataclass(frozen=True, slots=True)
-class ArmSummary:
-    """Figures of one arm in one workload; None if there is none."""
-
-    answered: int
-    asked: int
-    timed: int  # answers with a time per token
-    tokens: int
-    median_ms: float | None = None  # of the answers' times per token after the first
-    total_ms: float | None = None  # all time after the first tokens over all tokens after the first
-    ttft_ms: float | None = None  # median
-    over_auto: float | None = None  # time per token over that of `OURS_AUTO`, on prompts that both answered
-    over_off: float | None = None  # the same over `OURS_OFF`
-    same_text: int | None = None  # answers equal to those of the same engine without drafts
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: rounded(value) for name, value in dataclasses.asdict(self).items()}
-
-
 def summarise(
     answers: Mapping[str, Record], asked: int, *, auto: Mapping[str, Record], off: Mapping[str, Record],
     plain: Mapping[str, Record] | None,
-) -> ArmSummary:  # fmt: skip
-    """Figures of ``answers`` by prompt name, out of ``asked`` prompts. auto, off: the answers of our arms. plain: those
-    of the same engine without drafts; None for that arm itself."""
+) -> dict[str, Any]:  # fmt: skip
+    """Figures of ``answers`` by prompt name, out of ``asked`` prompts; None where there is none. auto, off: the answers
+    of our arms. plain: those of the same engine without drafts; None for that arm itself."""
     times = [tpot for answer in answers.values() if (tpot := time_per_token(answer)) is not None]
-    tokens = sum(answer.output_tokens for answer in answers.values())
     same = None
     if plain is not None:
         same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
-    return ArmSummary(
-        answered=len(answers), asked=asked, timed=len(times), tokens=tokens,
-        median_ms=statistics.median(times) if times else None, total_ms=per_token(answers),
-        ttft_ms=statistics.median(answer.ttft_ms for answer in answers.values()) if answers else None,
-        over_auto=_over(answers, auto), over_off=_over(answers, off),
-        same_text=same,
-    )  # fmt: skip
+    return {
+        "answered": len(answers),
+        "asked": asked,
+        "timed": len(times),  # answers with a time per token
+        "tokens": sum(answer.output_tokens for answer in answers.values()),
+        "median_ms": rounded(statistics.median(times)) if times else None,  # per token after the first
+        "total_ms": rounded(per_token(answers)),  # all time after the first tokens over all tokens after the first
+        "ttft_ms": rounded(statistics.median(answer.ttft_ms for answer in answers.values())) if answers else None,
+        "over_auto": rounded(_over(answers, auto)),  # time per token over ours, on prompts that both answered
+        "over_off": rounded(_over(answers, off)),
+        "same_text": same,  # answers equal to those of the same engine without drafts
+    }
 
 
 def time_per_token(answer: Record) -> float | None:
@@ -120,7 +104,7 @@ class PeersReport:
     def __init__(self, run: PeersRun) -> None:
         self._run = run
 
-    def summary(self, arm: Arm, workload: str) -> ArmSummary:
+    def summary(self, arm: Arm, workload: str) -> dict[str, Any]:
         run = self._run
         asked = sum(prompt.workload == workload and prompt.counted for prompt in run.prompts)
         return summarise(
@@ -141,7 +125,7 @@ class PeersReport:
             "left_out": run.left_out,
             "faults": run.faults(),
             "workloads": {
-                workload: {arm.name: self.summary(arm, workload).as_dict() for arm in run.arms}
+                workload: {arm.name: self.summary(arm, workload) for arm in run.arms}
                 for workload in run.workloads
             },
             "prompts": [
@@ -180,7 +164,7 @@ class PeersReport:
     def _best_other(self, workload: str) -> tuple[float, float, str] | None:
         """Time per token in ms, its ratio to specdec auto's, and name of the fastest arm that is not ours."""
         found = [(self.summary(arm, workload), arm.name) for arm in self._run.arms if arm.engine != OURS]
-        timed = [(s.total_ms, s.over_auto, name) for s, name in found if s.answered == s.asked]
+        timed = [(s["total_ms"], s["over_auto"], name) for s, name in found if s["answered"] == s["asked"]]
         return min(((ms, over, name) for ms, over, name in timed if ms and over), default=None)
 
     def _about(self, arm: Arm) -> dict[str, Any]:
@@ -189,14 +173,14 @@ class PeersReport:
 
     def _row(self, arm: Arm, workload: str) -> list[str]:
         s = self.summary(arm, workload)
-        if not s.answered:
+        if not s["answered"]:
             return [arm.name, arm.weights, *["-"] * (len(_HEAD) - 2)]
-        count = f"{s.tokens}" if s.answered == s.asked else f"{s.tokens} ({s.answered} of {s.asked} prompts)"
-        same = "-" if s.same_text is None else f"{s.same_text} of {s.answered}"
-        return [
-            arm.name, arm.weights, in_cell(s.median_ms, 1), in_cell(s.total_ms, 1), in_cell(s.over_auto, 2),
-            in_cell(s.over_off, 2), in_cell(s.ttft_ms, 0), count, same,
-        ]  # fmt: skip
+        count = str(s["tokens"])
+        if s["answered"] < s["asked"]:
+            count += f" ({s['answered']} of {s['asked']} prompts)"
+        same = "-" if s["same_text"] is None else f"{s['same_text']} of {s['answered']}"
+        digits = {"median_ms": 1, "total_ms": 1, "over_auto": 2, "over_off": 2, "ttft_ms": 0}
+        return [arm.name, arm.weights, *(in_cell(s[name], shown) for name, shown in digits.items()), count, same]
 
     def _notes(self) -> Iterator[str]:
         run = self._run
