@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from server.experiment.analysis.analyse import analyse
 from server.experiment.config import ExperimentConfig
-from server.experiment.folder import ExperimentFolder, Manifest
+from server.experiment.folder import ExperimentFolder, Manifest, difference
 from server.experiment.records import (
     METRICS,
     Choice,
@@ -78,23 +77,12 @@ def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
         ("plan", before.config.model_dump(mode="json"), manifest.config.model_dump(mode="json")),
         ("facts", before.facts, manifest.facts),
     ):
-        place = _difference(then, now, name)
+        place = difference(then, now, name)
         if place:
             raise ExperimentError(
                 f"{path}: contains a run of another experiment ({place}); resume that one, or give another --out"
             )
     return before
-
-
-def _difference(then: Any, now: Any, place: str) -> str:
-    """The first place at which two JSON values differ, with both values; empty if they are equal."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in [*then, *(key for key in now if key not in then)]:
-            found = _difference(then.get(key), now.get(key), f"{place}.{key}")
-            if found:
-                return found
-        return ""
-    return "" if then == now else f"{place} was {then!r} and is {now!r}"
 
 
 _HASH_BYTES = 16

@@ -180,5 +180,16 @@ class ExperimentFolder:
             os.close(handle)
 
 
+def difference(then: Any, now: Any, place: str) -> str:
+    """The first place at which two JSON values differ, with both values; empty if they are equal."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in dict.fromkeys((*then, *now)):
+            found = difference(then.get(key), now.get(key), f"{place}.{key}")
+            if found:
+                return found
+        return ""
+    return "" if then == now else f"{place} was {then!r} and is {now!r}"
+
+
 def now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

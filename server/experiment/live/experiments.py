@@ -17,7 +17,7 @@ from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import RECORDS_FILE, FileErrors
 from server.experiment.config import NAME, ExperimentConfig, parse_config, read_text, refuse
-from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
+from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, difference, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
@@ -432,12 +432,9 @@ def _earlier(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[s
     if state.state != "running" and not written:
         return None
     manifest = folder.manifest()
-    before = manifest.config
-    if before != config:
-        differing = [field for field in type(config).model_fields if getattr(before, field) != getattr(config, field)]
+    if found := difference(manifest.config.model_dump(mode="json"), config.model_dump(mode="json"), "plan"):
         raise ExperimentNotStartedError(
-            f"there are records of an experiment {name} with another plan ({', '.join(differing)} differ); "
-            "choose another name"
+            f"there are records of an experiment {name} with another plan ({found}); choose another name"
         )
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")

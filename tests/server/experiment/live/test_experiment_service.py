@@ -162,7 +162,10 @@ async def test_conflicts_are_named(server: LiveServer) -> None:
     assert changed.status_code == 409  # both the setting and the records are another's
     await server.http.delete(f"{PATH}/more")
     changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
-    assert "with another plan (arms differ)" in changed.json()["error"]["message"]
+    assert (
+        "with another plan (plan.arms.wide.request.speculation.width was 2 and is 3)"
+        in changed.json()["error"]["message"]
+    )
 
 
 async def test_without_a_folder_the_server_stores_no_experiment(tmp_path: Path) -> None:
