@@ -120,7 +120,8 @@ class EditsBench:
         return {
             **host_facts(), "target": info.target, "dtype": info.dtype, "threads": info.threads,
             "edits": len(self._edits) - 1, "unchanged_lines_right": self._lines_right({}), "roads": found,
-            "over_llama": _over(found, (PREDICT_EDIT, OURS_AUTO), (LLAMA, LLAMA_ARM)),
+            "over_off": {road: time_over(found, (road, OURS_AUTO), (road, OURS_OFF)) for road in found},
+            "over_llama": time_over(found, (PREDICT_EDIT, OURS_AUTO), (LLAMA, LLAMA_ARM)),
         }  # fmt: skip
 
     async def road(self, peers: Seq[HttpPeer], forms: Seq[str]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _llama(engine: EngineConfig, threads: int, progress: Progress) -> list[HttpP
     return [peer for peer in made if peer.arm.name == LLAMA_ARM]
 
 
-def _over(
+def time_over(
     roads: Mapping[str, dict[str, Any]], ours: tuple[str, str], base: tuple[str, str]
 ) -> dict[str, float | int] | None:
     """Time of ``ours`` (road and arm) over that of ``base``, edit by edit; None: one of them was not measured."""
@@ -187,11 +188,6 @@ def _over(
         return None
     mine, theirs = (roads[road][arm]["by_edit"] for road, arm in (ours, base))
     return spread([mine[name]["ms"] / theirs[name]["ms"] for name in mine])
-
-
-def over_off(roads: Mapping[str, dict[str, Any]], road: str) -> dict[str, float | int] | None:
-    """Time of an answer with speculation over that without, edit by edit."""
-    return _over(roads, (road, OURS_AUTO), (road, OURS_OFF))
 
 
 async def measure_edits(

@@ -7,7 +7,6 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -50,38 +49,29 @@ DEFINITIONS = {
 }
 
 
-@dataclass(slots=True)
-class ForwardFigures:
-    """Medians of one run."""
+def figures_of(
+    weight_bytes: int, bandwidth: float, step_ms: dict[int, dict[int, float]], **more: float
+) -> dict[str, Any]:
+    """The medians of one run by name, as `--json` prints them. Ratios are computed from the rounded figures
+    (`DEFINITIONS`).
 
-    weight_bytes: int
-    bandwidth: float = 0.0  # bytes per second of reading memory, measured between the steps
-    step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
-    """By context and rows: one forward with logits of every row."""
-    prefill_tokens_per_s: float = 0.0
-    overhead_ms: float = 0.0  # of an engine step, without the forward
-    engine_step_ms: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name, as `--json` prints them. Ratios are computed from the rounded figures
-        (`DEFINITIONS`)."""
-        step_ms = {str(c): {str(r): round(ms, 3) for r, ms in row.items()} for c, row in self.step_ms.items()}
-        eight_over_one = {context: round(row["8"] / row["1"], 3) for context, row in step_ms.items()}
-        first = next(iter(step_ms))
-        bandwidth, row1_ms = round(self.bandwidth / 1e9, 2), step_ms[first]["1"]
-        return {
-            "weight_bytes": self.weight_bytes,
-            "read_bandwidth_gb_s": bandwidth,
-            "row1_ms": row1_ms,
-            "bandwidth_fraction": round(self.weight_bytes / (row1_ms * 1e-3) / (bandwidth * 1e9), 3),
-            "rows8_over_rows1": eight_over_one[first],
-            "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 1),
-            "not_forward_ms": round(self.overhead_ms, 3),
-            "engine_step_ms": round(self.engine_step_ms, 3),
-            **{f"rows8_over_rows1_at_{context}": ratio for context, ratio in eight_over_one.items()},
-            "step_ms": step_ms,
-            "definitions": DEFINITIONS,
-        }
+    bandwidth: bytes per second of reading memory. step_ms: by context and rows, one forward with logits of every row.
+    """
+    shown = {str(c): {str(r): round(ms, 3) for r, ms in row.items()} for c, row in step_ms.items()}
+    eight_over_one = {context: round(row["8"] / row["1"], 3) for context, row in shown.items()}
+    first = next(iter(shown))
+    gb_s, row1_ms = round(bandwidth / 1e9, 2), shown[first]["1"]
+    return {
+        "weight_bytes": weight_bytes,
+        "read_bandwidth_gb_s": gb_s,
+        "row1_ms": row1_ms,
+        "bandwidth_fraction": round(weight_bytes / (row1_ms * 1e-3) / (gb_s * 1e9), 3),
+        "rows8_over_rows1": eight_over_one[first],
+        **{name: round(value, 3) for name, value in more.items()},
+        **{f"rows8_over_rows1_at_{context}": ratio for context, ratio in eight_over_one.items()},
+        "step_ms": shown,
+        "definitions": DEFINITIONS,
+    }
 
 
 class StepBench:
@@ -98,24 +88,26 @@ class StepBench:
         self._decoder = cast(Decoder, parts.decoder)
         self._tokens = parts.tokenizer.encode(long_text())
 
-    def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> ForwardFigures:
-        """All figures for the contexts that fit; raises BenchError if none does."""
+    def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:
+        """All figures, as `figures_of`, for the contexts that fit; raises BenchError if none does."""
         fitting = sorted(c for c in contexts if c + max(ROWS) <= self._parts.info.max_context)
         if not fitting:
             raise BenchError(
                 f"--context: {min(contexts)} and {max(ROWS)} rows do not fit the model's "
                 f"{self._parts.info.max_context} tokens; give a shorter one, or a higher max_context"
             )
-        figures = ForwardFigures(self._decoder.weights.nbytes)
         self._fill(fitting[-1])
-        self._measure_steps(figures, fitting, repeats)
-        figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
-        figures.overhead_ms, figures.engine_step_ms = self._overhead()
-        return figures
+        bandwidth, step_ms = self._measure_steps(fitting, repeats)
+        prefill = statistics.median(self._prefill() for _ in range(3))
+        rest_ms, whole_ms = self._overhead()
+        return figures_of(
+            self._decoder.weights.nbytes, bandwidth, step_ms,
+            prefill_tokens_per_s=prefill, not_forward_ms=rest_ms, engine_step_ms=whole_ms,
+        )  # fmt: skip
 
-    def _measure_steps(self, figures: ForwardFigures, contexts: Sequence[int], repeats: int) -> None:
+    def _measure_steps(self, contexts: Sequence[int], repeats: int) -> tuple[float, dict[int, dict[int, float]]]:
         """Measure memory reads and steps of every shape in turns: the bandwidth of a shared machine drifts within
-        seconds, and both terms of a ratio must see the same drift."""
+        seconds, and both terms of a ratio must see the same drift. Returns the medians."""
         probe = BandwidthProbe(self._parts.config.cache_dir, self._parts.info.threads)
         bandwidths: list[float] = []
         times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
@@ -127,8 +119,8 @@ class StepBench:
                     if repeat >= 0:
                         bandwidths.append(bandwidth)
                         times[context][rows].append(step_ms)
-        figures.bandwidth = statistics.median(bandwidths)
-        figures.step_ms = {c: {r: statistics.median(ms) for r, ms in row.items()} for c, row in times.items()}
+        medians = {c: {r: statistics.median(ms) for r, ms in row.items()} for c, row in times.items()}
+        return statistics.median(bandwidths), medians
 
     def _pages(self, tokens: int) -> list[int]:
         return list(range(-(-tokens // PAGE_SIZE)))

@@ -36,7 +36,6 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
-SMALL = 60  # lines; smaller modules with one importer are listed
 CEILINGS = {
     "modules": 332,
     "lines": 81_500,
@@ -61,17 +60,6 @@ def product_files() -> dict[str, int]:
 def is_module(name: str) -> bool:
     """Whether a source file is a Python module other than ``__init__``."""
     return name.endswith(".py") and not name.endswith("__init__.py")
-
-
-def small_modules(graph: Any, lines: dict[str, int]) -> list[str]:
-    """Modules of fewer than `SMALL` lines with exactly one importer."""
-    found = []
-    for name in sorted(filter(is_module, lines)):
-        module = name.removesuffix(".py").replace("/", ".")
-        small = lines[name] < SMALL and module in graph.modules
-        if small and len(graph.find_modules_that_directly_import(module)) == 1:
-            found.append(f"{lines[name]:5} {name}")
-    return found
 
 
 def module_cycles(imports: Mapping[str, Collection[str]]) -> list[str]:
@@ -191,7 +179,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_kind = [f"{count:6} .{kind}" for kind, count in kinds.most_common()]
     report("lines", f"product lines, blank ones too ({' '.join(SOURCES)})", by_kind, sum(lines.values()))
     report("largest", "lines of the largest module", largest, int(largest[0].split()[0]))
-    report("small", f"modules under {SMALL} lines with exactly one importer", small_modules(graph, lines))
     report("cycles", "groups of modules that import each other", module_cycles(product_imports(graph)))
     if not options.static:
         trace = FilesTrace()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil
 
-from bench.engine_bench import BenchError
+from bench.engine_bench import BenchError, Say
 from bench.machine import BandwidthProbe, host_facts
 from bench.peers.engines import MAKERS, PeerModel, find_model
 from bench.peers.peer import PeerError, PeerPrompt, PeersPlan
@@ -32,9 +31,7 @@ WARM_TOKENS = 16  # of a warm-up's answer
 NATURAL = ("fim",)  # workloads whose answers end by themselves: text after a middle is of no use
 
 
-def peer_prompts(
-    tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, note: Callable[[str], None]
-) -> list[PeerPrompt]:
+def peer_prompts(tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, note: Say) -> list[PeerPrompt]:
     """Up to ``count`` counted prompts of each workload, each preceded by its warm-ups.
 
     max_tokens: length of every answer, except those of `NATURAL`. note: receives each omitted part with the reason.
@@ -62,9 +59,6 @@ def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt) -> Pe
         prediction=tokenizer.decode(prompt.prediction_ids), session=prompt.session,
     )  # fmt: skip
     return PeerPrompt(workload, ask if workload in NATURAL else ask.of_fixed_length(), prompt.counted)
-
-
-Say = Callable[[str], None]
 
 
 class PeersBench:

@@ -211,7 +211,7 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
 
     with ProgressBar() as progress:
         parts = build_parts(engine_config, progress)
-    figures = StepBench(parts).run(repeats, contexts).as_dict()
+    figures = StepBench(parts).run(repeats, contexts)
     figures |= {name: getattr(parts.info, name) for name in ("target", "dtype", "kv_dtype", "threads")}
     step_ms = figures["step_ms"]
     for context in contexts:

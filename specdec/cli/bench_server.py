@@ -112,7 +112,7 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
     that the first use fetches."""
     from rich.console import Console
 
-    from bench.edits_bench import measure_edits, over_off
+    from bench.edits_bench import measure_edits
     from specdec.cli.progress_bar import ProgressBar
 
     console = Console(stderr=True)
@@ -133,8 +133,8 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
     ]
     print_table(["road", "engine", *_EDIT_COUNTS], counts, title)
     print_figures(figures, ("unchanged_lines_right",))
-    for road in figures["roads"]:
-        if found := over_off(figures["roads"], road):
+    for road, found in figures["over_off"].items():
+        if found:
             click.echo(f"{road}: auto over off, p50 / p90, number {_quantiles(found)}")
     if figures["over_llama"]:
         click.echo(f"PredictEdit auto over llama.cpp, p50 / p90, number {_quantiles(figures['over_llama'])}")

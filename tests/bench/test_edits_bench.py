@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench import edits_bench
-from bench.edits_bench import CompletionsPeer, EditsBench, PredictEditPeer, over_off
+from bench.edits_bench import CompletionsPeer, EditsBench, PredictEditPeer, time_over
 from bench.engine_bench import BenchError
 from bench.local_server import LocalServer
 from bench.peers.peer import OURS_AUTO, OURS_OFF
@@ -63,10 +63,11 @@ async def test_every_prompt_is_read_before_it_counts_and_forms_take_turns() -> N
     auto = figures[OURS_AUTO]
     assert (auto["tokens"], auto["tokens_per_step"], auto["same_as_off"]) == (24, 4.0, 3)
     assert (auto["whole_ms"]["p50"], auto["whole_ms"]["n"], auto["read_ms"]["p90"]) == (25.0, 3, 7.0)
-    found = over_off({"completions": figures}, "completions")
+    found = time_over({"completions": figures}, ("completions", OURS_AUTO), ("completions", OURS_OFF))
     assert found is not None
     assert found["p50"] == 0.25
-    assert over_off({"llama.cpp": {"llama.cpp ngram-mod": auto}}, "llama.cpp") is None
+    roads = {"llama.cpp": {"llama.cpp ngram-mod": auto}}
+    assert time_over(roads, ("llama.cpp", OURS_AUTO), ("llama.cpp", OURS_OFF)) is None
 
 
 async def test_an_engine_that_fails_ends_the_run() -> None:
