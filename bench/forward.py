@@ -114,7 +114,7 @@ class StepBench:
         for repeat in range(-1, repeats):  # the first is a warm-up of every shape
             for context in contexts:
                 for rows in ROWS:
-                    bandwidth = probe.measure(1)
+                    bandwidth = probe.once()
                     step_ms = self._forward(context, rows)
                     if repeat >= 0:
                         bandwidths.append(bandwidth)

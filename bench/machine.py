@@ -16,6 +16,7 @@ import torch
 
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
+from specdec.errors import KernelError
 from verify_kernels.cpu.library import load_library
 
 if TYPE_CHECKING:  # a kernel's benchmark needs no configuration, nor what that imports
@@ -37,15 +38,12 @@ class BandwidthProbe:
         self._data = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._data.random_(0, 255)
 
-    def measure(self, repeats: int = 3) -> float:
-        """Bytes per second, the best of ``repeats``: noise only ever slows a read."""
-        return max(self._once() for _ in range(repeats))
-
     def median(self, repeats: int = 5) -> float:
         """Bytes per second, the median of ``repeats``."""
-        return statistics.median(self._once() for _ in range(repeats))
+        return statistics.median(self.once() for _ in range(repeats))
 
-    def _once(self) -> float:
+    def once(self) -> float:
+        """Bytes per second of one read."""
         began = time.perf_counter()
         self._library.sd_read_bandwidth(
             ctypes.c_void_p(self._data.data_ptr()), ctypes.c_int64(SIZE), ctypes.c_int32(self._threads)
@@ -64,17 +62,23 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+def read_bandwidth_gb_s(cache_dir: Path, threads: int) -> float | None:
+    """Of memory; None without native kernels, which measure it."""
+    try:
+        return round(BandwidthProbe(cache_dir, threads).median() / 1e9, 2)
+    except KernelError:
+        return None
+
+
 _FACTS = ("threads", "version", "target", "draft", "dtype", "kv_dtype", "kernels", "numeric_mode")  # of `EngineInfo`
 
 
 def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
     """`host_facts`, the read bandwidth of memory (GB/s; None with the reference kernels) and the engine's settings."""
-    bandwidth = None
-    if info.kernels == "native":
-        bandwidth = round(BandwidthProbe(config.cache_dir, info.threads).median() / 1e9, 2)
+    native = info.kernels == "native"
     return {
         **host_facts(),
-        "read_bandwidth_gb_s": bandwidth,
+        "read_bandwidth_gb_s": read_bandwidth_gb_s(config.cache_dir, info.threads) if native else None,
         **{name: getattr(info, name) for name in _FACTS},
         "drafters": list(info.drafters),
         "speculation": config.speculation.model_dump(mode="json"),

@@ -11,7 +11,7 @@ from server.experiment.report.charts import Axis, short
 from specdec.errors import ConfigError
 
 WIDTH, LEFT, RIGHT, TOP = 720, 150, 676, 84
-BAR, GAP, NOTE_LINE = 16, 18, 15
+BAR, GAP, LEGEND_LINE, NOTE_LINE = 16, 18, 20, 15
 NAMES = {"humaneval": "HumanEval", "fim": "fill-in-the-middle", "edit": "edits", "chat": "chat"}
 OUR_COLOURS = ("#1d5fbf", "#8db4ea")  # the arm that drafts, the one that does not
 OTHER_COLOURS = ("#d9822b", "#8a6d3b", "#7a7f87", "#b35c6e", "#5d8a66", "#9a7fb8")
@@ -42,8 +42,7 @@ def time_per_token_chart(report: Mapping[str, Any]) -> str:
         raise ConfigError("chart: no engine has a time per token; raise --max-tokens")
     names = [arm for arm in engines if any(arm in bars for bars in groups.values())]
     colours = _colours(names)
-    legend = list(_legend(names, colours, engines))
-    top = TOP + 20 * (legend[-1][0] + 1)
+    top = TOP + LEGEND_LINE * len(names)
     bottom = top + sum(BAR * len(bars) + GAP for bars in groups.values())
     notes = report.get("notes", [])
     height = bottom + 44 + NOTE_LINE * len(notes)
@@ -52,7 +51,7 @@ def time_per_token_chart(report: Mapping[str, Any]) -> str:
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#f6f8fa" stroke="#d0d7de"/>',
         '<text class="title" x="20" y="30">Time per token, median</text>',
         '<text class="note" x="20" y="50">ms, shorter is faster</text>',
-        *(part for _, part in legend),
+        *_legend(names, colours, engines),
         *_grid(axis, top - 6, bottom),
         *_bars(groups, names, colours, axis, top),
     ]
@@ -85,23 +84,12 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
     return found | {name: OTHER_COLOURS[i % len(OTHER_COLOURS)] for i, name in enumerate(others)}
 
 
-def _legend(names: Sequence[str], colours: Mapping[str, str], engines: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Line number and SVG of each entry."""
-    line, left = 0, 20.0
-    for name in names:
-        text = f"{name} ({engines[name]['weights']})"
-        wide = 22 + 7.2 * len(text) + 16
-        if left + wide > WIDTH - 10 and left > 20:
-            line, left = line + 1, 20.0
-        y = TOP - 10 + 20 * line
-        yield (
-            line,
-            (
-                f'<rect x="{left:.0f}" y="{y - 11}" width="14" height="14" rx="2" fill="{colours[name]}"/>'
-                f'<text x="{left + 20:.0f}" y="{y}">{escape(text)}</text>'
-            ),
-        )
-        left += wide
+def _legend(names: Sequence[str], colours: Mapping[str, str], engines: Mapping[str, Any]) -> Iterator[str]:
+    for line, name in enumerate(names):
+        y = TOP - 10 + LEGEND_LINE * line
+        yield f'<rect x="20" y="{y - 11}" width="14" height="14" rx="2" fill="{colours[name]}"/>'
+        label = escape(f"{name} ({engines[name]['weights']})")
+        yield f'<text x="40" y="{y}">{label}</text>'
 
 
 def _grid(axis: Axis, top: float, bottom: float) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from bench.engine_bench import BenchError, Say
-from bench.machine import BandwidthProbe, host_facts
+from bench.machine import host_facts, read_bandwidth_gb_s
 from bench.peers.engines import MAKERS, PeerModel, find_model
 from bench.peers.peer import PeerError, PeerPrompt, PeersPlan
 from bench.peers.peer_process import HttpPeer
@@ -20,7 +20,6 @@ from bench.peers.peers_report import PeersRun, time_per_token
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
 from specdec.control_groups import available_bytes
-from specdec.errors import KernelError
 from specdec.load.figures import in_cell
 from specdec.load.request import LoadRequest, Record
 from specdec.models.progress import Progress
@@ -166,14 +165,10 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
 
 def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dict[str, Any]:
     """Hardware, models and settings; measured before any engine is in memory."""
-    try:
-        bandwidth = f"{BandwidthProbe(plan.cache_dir, plan.threads).median() / 1e9:.1f}"
-    except KernelError as error:
-        bandwidth = f"unknown ({error})"
     return {
         **host_facts(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "read_bandwidth_gb_s": bandwidth,
+        "read_bandwidth_gb_s": read_bandwidth_gb_s(plan.cache_dir, plan.threads),
         "threads": plan.threads,
         "target": f"{target.name}, file {target.weights}",
         "draft": "none" if draft is None else f"{draft.name}, file {draft.weights}",

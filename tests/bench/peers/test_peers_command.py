@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -30,9 +29,7 @@ def invoke(*words: str, code: int = 0) -> str:
 @pytest.fixture(autouse=True)
 def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the probe, which reads a gigabyte of memory."""
-    monkeypatch.setattr(
-        peers_session, "BandwidthProbe", lambda cache_dir, threads: SimpleNamespace(median=lambda: 4e10)
-    )
+    monkeypatch.setattr(peers_session, "read_bandwidth_gb_s", lambda cache_dir, threads: 40.0)
 
 
 def _absent(*_: object) -> list[HttpPeer]:
@@ -147,4 +144,5 @@ def test_ctrl_c_leaves_what_was_answered(fakes: Path, monkeypatch: pytest.Monkey
     assert "the report has what was measured until then" in text
     report = json.loads(out.read_text())
     assert report["stopped"] is True
+    assert report["machine"]["read_bandwidth_gb_s"] == 40.0
     assert sum(arm["answered"] for arm in report["workloads"]["humaneval"].values()) == 1
