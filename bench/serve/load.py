@@ -17,7 +17,7 @@ from bench.machine import host_facts
 from bench.serve.schedule import endless_requests, read_trace
 from specdec.errors import SpecdecError
 from specdec.load.arrivals import Arrivals
-from specdec.load.figures import QUANTILES, FigureTable, spread
+from specdec.load.figures import QUANTILES, FigureTable, spread, spread_cells
 from specdec.load.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
 
 TICK_S = 0.01
@@ -370,26 +370,23 @@ def progress_line(run: LoadRun, now_s: float) -> str:
 
 def report_tables(report: ServeReport) -> Iterator[FigureTable]:
     figures = report.as_dict(requests=False)
-    columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
-    rows = [
-        (NAMES[name], str(found["n"]), *(_shown(found, column) for column in columns))
-        for name, found in figures["latency"].items()
-    ]
-    yield FigureTable(("", "n", *columns), rows, str(figures.get("load", "")))
+    columns = ("n", "mean", *(f"p{q}" for q in QUANTILES), "max")
+    rows = [[NAMES[name], *spread_cells(found, columns)] for name, found in figures["latency"].items()]
+    yield FigureTable(("", *columns), rows, str(figures.get("load", "")))
     yield FigureTable(("figure", "value"), _totals(figures))
 
 
-def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
+def _totals(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     requests, goodput, generator = figures["requests"], figures["goodput"], figures["generator"]
     limits = ", ".join(f"{limit} ms" for limit in goodput["objectives"]) or "no objective"
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count)),
         ("duration, s", f"{figures['duration_s']:.1f}"),
         *((name.replace("_per_s", "/s").replace("_", " "), f"{v:.2f}") for name, v in figures["throughput"].items()),
         ("goodput, requests/s", f"{goodput['requests_per_s']:.2f} ({limits})"),
         ("good of all sent", f"{goodput['share_of_sent']:.1%}"),
-        ("sent late, ms at p99", _shown(generator["slip_ms"], "p99")),
-        ("generator late, ms at p99", _shown(generator["lag_ms"], "p99")),
+        ("sent late, ms at p99", *spread_cells(generator["slip_ms"], ["p99"])),
+        ("generator late, ms at p99", *spread_cells(generator["lag_ms"], ["p99"])),
     ]
     if "tokens_per_step" in figures:
         rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))
@@ -398,10 +395,3 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("refusals with a retry hint", f"{refusals['with_retry_hint']} of {refusals['n']}"))
     rows += [(f"error ({count} x)", error[:120]) for error, count in figures["errors"].items()]
     return rows
-
-
-def _shown(found: dict[str, Any], column: str) -> str:
-    """With so few digits that a row fits into 80 columns."""
-    if not found["n"]:
-        return "-"
-    return f"{found[column]:.2f}" if found[column] < 100 else f"{found[column]:.0f}"

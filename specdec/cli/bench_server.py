@@ -20,7 +20,7 @@ from specdec.cli.bench_output import (
 )
 from specdec.cli.options import FiniteRange, engine_options
 from specdec.config import EngineConfig
-from specdec.load.figures import brief
+from specdec.load.figures import brief, spread_cells
 
 LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
@@ -68,33 +68,24 @@ def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | 
     """Type real files key by key in an editor session, and measure how long suggestions take."""
     from bench.typing_bench import TypingPlan, measure_ttft, measure_typing
 
-    if ttft_ms is not None:
+    if ttft_ms is None:
+        figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
+        title, spreads = "waiting for a suggestion", {name: figures[name] for name in ("wait_ms", "answer_ms")}
+    else:
         figures = asyncio.run(measure_ttft(engine_config, ttft_ms, files, progress_line()))
-        if as_json:
-            print_json(figures)
-            return
-        rows = [
-            _spread_row(f"{ask} {name}", row) for ask in ("first", "after_idle") for name, row in figures[ask].items()
-        ]
-        print_table(
-            ("figure", *_SPREAD), rows, f"{figures['target']}: first text in a long file, asked for in {ttft_ms:g} ms"
-        )
-        return
-    figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
+        title = f"first text in a long file, asked for in {ttft_ms:g} ms"
+        spreads = {f"{ask} {name}": row for ask in ("first", "after_idle") for name, row in figures[ask].items()}
     if as_json:
         print_json(figures)
         return
-    rows = [_spread_row(name, figures[name]) for name in ("wait_ms", "answer_ms")]
-    print_table(("figure", *_SPREAD), rows, f"{figures['target']}: waiting for a suggestion")
-    counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")
-    print_figures(figures, counts, 26)
+    rows = [[name, *spread_cells(found, _SPREAD)] for name, found in spreads.items()]
+    print_table(("figure", *_SPREAD), rows, f"{figures['target']}: {title}")
+    if ttft_ms is None:
+        print_figures(figures, _TYPED, 26)
 
 
+_TYPED = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")
 _SPREAD = ("n", "p50", "p90", "p99", "max")
-
-
-def _spread_row(name: str, found: dict[str, float]) -> list[str]:
-    return [name, *(brief(found[figure]) if figure in found else "-" for figure in _SPREAD)]
 
 
 @click.command("edits")

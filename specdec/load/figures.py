@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -37,6 +37,11 @@ def in_cell(value: float | None, digits: int) -> str:
 def brief(value: float) -> str:
     """With four digits, and never with an exponent."""
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def spread_cells(found: Mapping[str, float], columns: Seq[str]) -> list[str]:
+    """Those of a `spread`, "-" where there are no values."""
+    return [brief(found[column]) if column in found else "-" for column in columns]
 
 
 class FigureTable(NamedTuple):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,9 +30,11 @@ from bench.typing_bench import (
 )
 from bench.workloads.workload import source_of
 from server.serving import Serving
+from specdec.cli.main import cli
 from specdec.client.client import Client
 from specdec.client.connection import CallError
 from specdec.config import EngineConfig
+from specdec.load.figures import spread
 from tests.fake_engine import BOOK, BOOKS
 from tests.models.tiny import make_tiny_model
 from tests.server.completion.code_tokenizer import CodeTokenizer
@@ -145,3 +150,24 @@ async def test_the_first_text_of_a_model_that_cannot_fill_in(tmp_path: Path, mon
     found = await measure_ttft(engine, 10_000.0, 1, lambda line: None, idle_s=0.1)
     assert [found[turn]["prompt_tokens"]["n"] for turn in ("first", "after_idle")] == [1, 1]
     assert found["first"]["omitted_lines"]["p50"] > 0
+
+
+@pytest.mark.parametrize("words", [[], ["--ttft-ms", "400"]])
+def test_the_command_prints_a_table_or_json(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = spread([12_345.6])
+    figures = figures_of([KeysLog([1.0], {0: 13.3456})]) | {
+        "first": {"ttft_ms": found},
+        "after_idle": {"ttft_ms": found},
+    }
+
+    async def measure(*_: object) -> dict[str, Any]:
+        return figures | {"target": "tiny"}
+
+    for name in ("measure_typing", "measure_ttft"):
+        monkeypatch.setattr(f"bench.typing_bench.{name}", measure)
+    shown = CliRunner().invoke(cli, ["bench", "typing", *words])
+    assert shown.exit_code == 0, shown.output
+    assert "12346" in shown.stdout
+    assert ("after_idle ttft_ms" if words else "wait_ms") in shown.stdout
+    printed = CliRunner().invoke(cli, ["bench", "typing", "--json", *words])
+    assert json.loads(printed.stdout) == figures | {"target": "tiny"}
