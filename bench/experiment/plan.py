@@ -142,6 +142,7 @@ class ArmServer(NamedTuple):
     shown: str  # its name in reports
     credentials: Credentials = Credentials()
     model: str = ""  # empty: the first that the server lists
+    key_option: str = "--key-file"  # that gives the key, for errors
 
 
 _SERVER_FACTS = ("version", "target", "draft", "dtype", "kernels", "numeric_mode", "threads", "drafters", "max_batch")
@@ -185,7 +186,7 @@ async def open_arm(name: str, request: ArmRequest, side: ArmServer, temperature:
             with_ids=True,
         )  # fmt: skip
     except SpecdecError as error:
-        reason = str(error).removeprefix("url: ")
+        reason = str(error).removeprefix("url: ").replace("--key-file", side.key_option)
         raise ExperimentError(f"{side.source} (arm {name!r}): {side.url}: {reason}") from None
     try:
         server = found.pop("server", {})

@@ -169,7 +169,7 @@ def _servers(
     second = dataclasses.replace(credentials, key=given_key("--b-key-file", key_b))
     return _with_urls(config, pair), (
         ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
-        ArmServer(pair[1], sources[1], pair[1], second, values["b_model"]),
+        ArmServer(pair[1], sources[1], pair[1], second, values["b_model"], "--b-key-file"),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from bench.serve.endpoints import EndpointError, connect
 from server.experiment.folder import ExperimentFolder
 from server.experiment.records import read_records
 from specdec.cli.main import cli
@@ -128,6 +129,21 @@ def test_words_that_lead_nowhere(plan: Path, tmp_path: Path, words: tuple[str, .
     done = invoke(plan, tmp_path / "out", *(word.format(plan=plan) for word in words))
     assert (done.exit_code, message in done.output) == (code, True), done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_bug_a_refused_key_is_asked_for_by_its_own_option(
+    server: Faces, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusing(url: str, *given: Any, **named: Any) -> Any:
+        if url == server.http:
+            raise EndpointError("refuses the key (HTTP 401); give one with --key-file")
+        return await connect(url, *given, **named)
+
+    monkeypatch.setattr("bench.experiment.plan.connect", refusing)
+    done = invoke(plan, tmp_path / "out", "--a", server.grpc, "--b", server.http)
+    assert "--b (arm 'auto')" in done.output
+    assert "give one with --b-key-file" in done.output
+    assert "give one with --key-file" in invoke(plan, tmp_path / "out", "--url", server.http).output
 
 
 def test_mode_aa_has_one_server(tmp_path: Path) -> None:
