@@ -4,7 +4,7 @@ import { ms, percent } from "./figures";
 import { acceptance, type Step } from "./ledger";
 import { Panel } from "./panel";
 import type { Run } from "./run";
-import { history, live, pair, select, selected, show, shown } from "./store";
+import { compared, history, live, select, selected, show, shown } from "./store";
 
 const SLOTS = 160;
 
@@ -20,19 +20,14 @@ export function FiguresPanel() {
 function Filled({ run }: { run: Run }) {
   const { drafted, accepted } = acceptance(live(run).ledger.steps);
   const cut = run.ledger.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
-  const compared = pair.value;
-  const lines = compared?.auto
-    ? [
-        { values: compared.off.stepTokenMs, look: "off" },
-        { values: compared.auto.stepTokenMs, look: "auto" },
-      ]
-    : [{ values: run.stepTokenMs, look: run.mode }];
+  const { off, auto } = compared.value ?? {};
+  const lines = (off && auto ? [off, auto] : [run]).map(({ stepTokenMs, mode }) => ({ values: stepTokenMs, look: mode }));
   return (
     <>
       <Chart title="Time to first token" value={ms(run.firstMs)} note="by run">
         <Bars bars={runBars()} slots={12} label={`Time to first token of the last runs; now ${ms(run.firstMs)}`} format={ms} />
       </Chart>
-      <Chart title="Time per token" value={ms(run.perTokenMs)} note={compared?.auto ? "by step; dashed: off" : "by step"}>
+      <Chart title="Time per token" value={ms(run.perTokenMs)} note={auto ? "by step; dashed: off" : "by step"}>
         <Lines lines={lines} label={`Time per token at each step; ${ms(run.perTokenMs)} on average`} format={ms} />
       </Chart>
       <Chart title="Time per step" value={ms(meanStep(run))} note={`draft + verify${cut}`}>

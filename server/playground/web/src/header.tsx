@@ -4,7 +4,7 @@ import { apiKey, busy, choose, type Connection, connection, info, locked, look, 
 const WORDS: Record<Connection, string> = {
   connecting: "Connecting",
   ready: "Ready",
-  loading: "Not ready: the engine is loading or restarting",
+  loading: "Not ready: the engine is loading, restarting or shutting down",
   lost: "No connection, retrying",
   key: "An API key is required",
 };

@@ -3,18 +3,18 @@ import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
 import { Copy, Panel } from "./panel";
 import type { Run } from "./run";
-import { busy, connection, live, pair, select, selected, shown } from "./store";
+import { busy, compared, connection, live, select, selected, shown } from "./store";
 
 /** The answer; both answers of a comparison. */
 export function OutputPanel() {
   const run = live(shown.value);
-  const compared = live(pair.value);
+  const pair = live(compared.value);
   return (
-    <Panel name="output" title="Output" aside={!compared && run && run.tokens > 0 && <Summary run={run} />}>
-      {compared ? (
+    <Panel name="output" title="Output" aside={!pair && run && run.tokens > 0 && <Summary run={run} />}>
+      {pair ? (
         <div class="sides">
-          <Side run={compared.off} />
-          <Side run={compared.auto} />
+          <Side run={pair.off} />
+          <Side run={pair.auto} />
         </div>
       ) : (
         <Answer run={run} />

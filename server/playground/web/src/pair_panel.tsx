@@ -1,11 +1,11 @@
 import { count, ms } from "./figures";
 import { firstDifference, type Run } from "./run";
 import { Panel } from "./panel";
-import { live, pair, show, shown } from "./store";
+import { compared, live, show, shown } from "./store";
 
 /** The times of speculation off and auto, once both are done. */
 export function PairPanel() {
-  const { off, auto } = live(pair.value) ?? {};
+  const { off, auto } = live(compared.value) ?? {};
   if (off?.state !== "done" || auto?.state !== "done") return null;
   const difference = firstDifference(off, auto);
   const same = difference === null;
@@ -27,15 +27,16 @@ export function PairPanel() {
               <th scope="col">Per token</th>
               <th scope="col">Whole</th>
               <th scope="col">Steps</th>
-              <th scope="col">
-                <span class="sr">Show</span>
-              </th>
             </tr>
           </thead>
           <tbody>
             {[off, auto].map((run) => (
               <tr key={run.number}>
-                <th scope="row">{run.mode}</th>
+                <th scope="row">
+                  <button type="button" class="quiet" aria-pressed={shown.value === run} onClick={() => show(run)} title="Show its steps and figures">
+                    {run.mode}
+                  </button>
+                </th>
                 <td>{ms(run.firstMs)}</td>
                 <td>{ms(run.perTokenMs)}</td>
                 <td class="whole">
@@ -45,11 +46,6 @@ export function PairPanel() {
                   {ms(run.lastMs)}
                 </td>
                 <td>{run.ledger.steps.length}</td>
-                <td>
-                  <button type="button" class="quiet" aria-pressed={shown.value === run} onClick={() => show(run)}>
-                    Show
-                  </button>
-                </td>
               </tr>
             ))}
           </tbody>

@@ -32,7 +32,12 @@ export const history = signal<Run[]>([]);
 /** Whether requests need a key. */
 export const locked = computed(() => connection.value === "key" || apiKey.value !== "");
 /** Two runs of one request. `auto` runs after `off`, so that they do not compete for the processor. */
-export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
+const pair = signal<{ off: Run; auto: Run | null } | null>(null);
+/** The comparison that the shown run is part of. */
+export const compared = computed(() => {
+  const found = pair.value;
+  return found && (shown.value === found.off || shown.value === found.auto) ? found : null;
+});
 export const selected = signal<Selection | null>(null);
 export const busy = signal(false);
 /** `lost`: a later good answer of the server clears it. */
@@ -93,10 +98,7 @@ function refresh(): void {
 
 /** Run the form's request once, in its mode. */
 export async function generate(): Promise<void> {
-  await working(async (asked) => {
-    pair.value = null;
-    await runOnce(asked, "");
-  });
+  await working((asked) => runOnce(asked, ""));
 }
 
 /** Run it with speculation off, then auto, with one seed and separate caches. */
@@ -105,9 +107,9 @@ export async function compare(): Promise<void> {
     const seed = given.form.seed || String(crypto.getRandomValues(new Uint32Array(1))[0]);
     const asked = (mode: Mode): Asked => ({ ...given, form: { ...given.form, mode, seed } });
     const salt = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
-    pair.value = null;
     const off = await runOnce(asked("off"), salt(), (run) => (pair.value = { off: run, auto: null }));
     if (off.state === "done") await runOnce(asked("auto"), salt(), (run) => (pair.value = { off, auto: run }));
+    else pair.value = null;
   });
 }
 
@@ -115,7 +117,7 @@ export function stop(): void {
   stopper?.abort();
 }
 
-async function working(work: (asked: Asked) => Promise<void>): Promise<void> {
+async function working(work: (asked: Asked) => Promise<unknown>): Promise<void> {
   if (busy.value) return;
   notice.value = faultOf(form.value);
   if (notice.value) return;
@@ -165,7 +167,7 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
 /** Query the server's state and model. */
 export async function look(): Promise<void> {
   try {
-    await getJson("/readyz", apiKey.value);
+    await getJson(`/readyz${asking("?")}`, apiKey.value);
     if (!info.value || connection.value !== "ready") info.value = await getJson<Info>(`/page/info${asking("?")}`, apiKey.value);
     connection.value = "ready";
     if (notice.value?.lost) notice.value = null;

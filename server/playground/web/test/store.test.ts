@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { change, choose, compare, connection, generate, info, look, notice, reportOf } from "../src/store";
+import { change, choose, compare, compared, connection, generate, history, info, look, notice, reportOf, show, stop } from "../src/store";
 import type { Info } from "../src/wire";
 
 test("both runs of a comparison send one request, whatever changes meanwhile", async () => {
@@ -19,6 +19,45 @@ test("both runs of a comparison send one request, whatever changes meanwhile", a
   assert.deepEqual(sent.map(({ speculation }) => speculation.mode), ["off", "auto"]);
   assert.deepEqual(auto, off);
   assert.equal(off!.messages[0].content, "first");
+});
+
+test("a comparison is shown with its own runs only", async () => {
+  Object.assign(globalThis, {
+    requestAnimationFrame: (draw: () => void) => draw(),
+    fetch: async () => new Response("data: [DONE]\n\n"),
+  });
+  await generate();
+  await compare();
+  const [alone, off, auto] = history.value.slice(-3);
+  assert.deepEqual(compared.value, { off, auto });
+  show(alone!);
+  assert.equal(compared.value, null);
+  show(off!);
+  assert.deepEqual(compared.value, { off, auto });
+});
+
+test("a comparison whose first run is stopped promises no second one", async () => {
+  let asked = 0;
+  Object.assign(globalThis, {
+    fetch: async (_path: string, { signal }: RequestInit) => {
+      asked++;
+      stop();
+      signal?.throwIfAborted();
+    },
+  });
+  await compare();
+  assert.equal(asked, 1);
+  assert.equal(history.value.at(-1)?.state, "stopped");
+  assert.equal(compared.value, null);
+});
+
+test("the state shown is that of the chosen model", async () => {
+  const asked: string[] = [];
+  Object.assign(globalThis, { fetch: async (path: string) => (asked.push(path), Response.json([])) });
+  info.value = { model: "a b", models: ["a b", "c"] } as unknown as Info;
+  await look();
+  assert.equal(asked[0], "/readyz?model=a%20b");
+  info.value = null;
 });
 
 test("the cause of a failure stays in sight while the server answers", async () => {
