@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
 
 
 SECTION = "specdec"
-_SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
+_SECRETS = [".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519"]
 
 
 class Settings(BaseModel):
@@ -55,13 +55,13 @@ class Settings(BaseModel):
     speculation: Literal["auto", "on", "off"] = "auto"
     context_files: Annotated[int, Field(ge=0, le=64)] = 6  # other open documents in the prompt
     context_characters: Annotated[int, Field(ge=0, le=1 << 20)] = 6000
-    exclude: Annotated[tuple[str, ...], Field(strict=False)] = _SECRETS  # file names that are never sent
-    disabled_languages: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    exclude: list[str] = _SECRETS  # file names that are never sent
+    disabled_languages: list[str] = []
     next_edits: bool = True
     edit_model: str = ""  # predicts edits; empty: ``model``, if it is trained to
     model: str = ""
     cache_salt: str = ""
-    indexes: Annotated[tuple[str, ...], Field(strict=False)] = ()  # of the server, to draft from; empty: all allowed
+    indexes: list[str] = []  # of the server, to draft from; empty: all allowed
 
 
 def read_settings(given: Any, former: Settings | None = None) -> tuple[Settings, list[str]]:

@@ -83,6 +83,23 @@ async def test_typing_and_accepting(tmp_path: Path) -> None:
             assert outcomes["rejected"] == 0
 
 
+async def test_undo_takes_back_an_accepted_suggestion_and_no_more(tmp_path: Path) -> None:
+    text, (line, character) = without(LINE)
+    file = tmp_path / "a.py"
+    file.write_text(text, encoding="utf-8")
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
+            await nvim.type("Atot")
+            await nvim.until(GHOST, LINE[3:])
+            await nvim.type("<Tab>")
+            await nvim.until(TEXT, BOOK.rstrip("\n"))
+            await nvim.type("<Esc>u")
+            await nvim.until(TEXT, BOOK.replace(LINE, "tot").rstrip("\n"))
+
+
 ONE, REST = "total = 0", "\n    for value in values:"
 TWO = ONE + REST
 

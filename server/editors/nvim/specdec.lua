@@ -212,13 +212,19 @@ local function request(kind, step)
   end)
 end
 
--- Inserts the next part `text` of the suggestion.
-local function insert(text)
+-- Replaces a range of the current buffer by `text`, and puts the cursor behind that. It is a change of its own for undo.
+local function replace(row, column, end_row, end_column, text)
   local lines = vim.split(text, '\n', { plain = true })
-  local row, column = shown.row, shown.column + #shown.typed
-  vim.api.nvim_buf_set_text(shown.buffer, row, column, row, column, lines)
+  vim.bo.undolevels = vim.bo.undolevels
+  vim.api.nvim_buf_set_text(0, row, column, end_row, end_column, lines)
   local last = #lines == 1 and column + #text or #lines[#lines]
   vim.api.nvim_win_set_cursor(0, { row + #lines, last })
+end
+
+-- Inserts the next part `text` of the suggestion.
+local function insert(text)
+  local row, column = shown.row, shown.column + #shown.typed
+  replace(row, column, row, column, text)
 end
 
 local function run_command(client, command)
@@ -381,10 +387,7 @@ function actions.jump_or_take()
     return vim.api.nvim_win_set_cursor(0, { edit.row + 1, edit.column })
   end
   hide_edit()
-  local lines = vim.split(edit.item.text, '\n', { plain = true })
-  vim.api.nvim_buf_set_text(edit.buffer, edit.row, edit.column, edit.end_row, edit.end_column, lines)
-  local last = #lines == 1 and edit.column + #lines[1] or #lines[#lines]
-  vim.api.nvim_win_set_cursor(0, { edit.row + #lines, last })
+  replace(edit.row, edit.column, edit.end_row, edit.end_column, edit.item.text)
   run_command(client_of(edit.buffer), edit.item.command)
 end
 

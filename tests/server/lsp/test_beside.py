@@ -74,7 +74,7 @@ def test_workspace_folders_in_every_form() -> None:
 
 def test_settings_are_parsed_field_by_field() -> None:
     settings, problems = read_settings({"specdec": {"maxLines": 3, "unknown": 1, "exclude": ["*.txt"]}})
-    assert (settings.max_lines, settings.exclude, problems) == (3, ("*.txt",), [])
+    assert (settings.max_lines, settings.exclude, problems) == (3, ["*.txt"], [])
     settings, problems = read_settings({"maxLines": "many", "timeLimitMs": None, "maxTokens": 7}, settings)
     assert (settings.max_lines, settings.time_limit_ms, settings.max_tokens) == (3, None, 7)
     assert len(problems) == 1
@@ -87,6 +87,8 @@ def test_settings_are_parsed_field_by_field() -> None:
 
 
 def test_settings_choose_the_sources_of_drafts() -> None:
+    _, problems = read_settings({"exclude": "*.txt"})
+    assert problems == ["specdec.exclude: Input should be a valid list"]
     settings, problems = read_settings({"specdec": {"indexes": ["project", "library"]}})
     assert not problems
     assert list(setup_of(settings, "s").speculation.indexes) == ["project", "library"]

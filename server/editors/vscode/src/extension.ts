@@ -14,6 +14,7 @@ const START_MS = 10_000; // milliseconds that a server gets to start before it m
 
 let client: LanguageClient | undefined;
 let changes: Promise<void> = Promise.resolve(); // the last of the client's starts and stops
+let modeWhenOn = "auto"; // "manual" if the user switched that off
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
   const bar = new StatusBar();
@@ -91,6 +92,9 @@ function begin(bar: StatusBar, suggestions: Suggestions): void {
 
 async function toggle(): Promise<void> {
   const settings = vscode.workspace.getConfiguration(SECTION);
-  const mode = settings.get("mode") === "off" ? "auto" : "off";
-  await settings.update("mode", mode, vscode.ConfigurationTarget.Global);
+  const mode = settings.get("mode", modeWhenOn);
+  if (mode !== "off") {
+    modeWhenOn = mode;
+  }
+  await settings.update("mode", mode === "off" ? modeWhenOn : "off", vscode.ConfigurationTarget.Global);
 }

@@ -40,6 +40,20 @@ test("a process that starts again gets the settings of that moment", async () =>
   await deactivate();
 });
 
+test("switched on again, suggestions come as they did before", async () => {
+  await active();
+  for (const mode of ["auto", "manual"]) {
+    configured.mode = mode;
+    await commands.run("specdec.toggle");
+    assert.equal(configured.mode, "off");
+    await commands.run("specdec.toggle");
+    assert.equal(configured.mode, mode);
+  }
+  delete configured.mode;
+  clients[0]?.ready();
+  await deactivate();
+});
+
 test("restarts at the same time leave one server", async () => {
   await active();
   clients[0]?.ready();

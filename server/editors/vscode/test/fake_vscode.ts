@@ -41,6 +41,7 @@ export class ThemeColor {
   constructor(readonly id: string) {}
 }
 
+export const ConfigurationTarget = { Global: 1 };
 export const StatusBarAlignment = { Left: 1, Right: 2 };
 
 export class Document {
@@ -80,7 +81,10 @@ export const commands = {
 export const workspace = {
   onDidChangeConfiguration: () => nothing,
   onDidChangeTextDocument: () => nothing,
-  getConfiguration: () => ({ get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback) }),
+  getConfiguration: () => ({
+    get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback),
+    update: async (name: string, value: unknown) => void (configured[name] = value),
+  }),
 };
 
 type Selected = { textEditor: unknown };
