@@ -318,7 +318,7 @@ class LiveSession:
 ALTERNATIVES_TEMPERATURE = 0.8
 GRACE_S = 0.4  # between the cancellation of a request and its abort: the next request may continue its text
 SILENT_S = 15.0  # beyond a request's time limit, after which a silent server counts as dead
-_NO_LIMIT_S = 60.0  # time limit if the settings have none
+NO_LIMIT_S = 60.0  # time limit if the settings have none
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0  # between attempts to connect; doubles with each failure
 _LASTING_PAUSE_S = 30.0  # if the server refuses the session
 # Errors that only a changed setting can resolve.
@@ -354,9 +354,9 @@ class SessionLink:
     def stop(self) -> None:
         """End the session; it can be started again."""
         if self._keeping is not None:
-            self._ending, self._keeping, self._trouble = self._keeping, None, ""
+            self._ending, self._keeping = self._keeping, None
             self._ending.cancel()
-            self.reconnect()
+            self.reconnect("")
             self._ready, self._live, self._client, self._serving = False, None, None, None
 
     async def close(self) -> None:
@@ -370,13 +370,14 @@ class SessionLink:
         former, self._settings = self._settings, settings
         if (former.cache_salt, former.model) != (settings.cache_salt, settings.model):
             self._session_id = ""
-            self.reconnect()
+            self.reconnect("connecting with the changed settings")
         elif self._live is not None and former != settings:
             self._live.configure(settings, self._session_id)
         self._poked.set()
 
-    def reconnect(self) -> None:
-        """Replace the stream by a new one."""
+    def reconnect(self, trouble: str) -> None:
+        """Replace the stream by a new one; until that is set up, ``trouble`` is reported."""
+        self._trouble = trouble
         if self._serving is not None:
             self._serving.cancel()
         self._poked.set()
@@ -402,7 +403,7 @@ class SessionLink:
                 self._notices.warn("server", self._trouble)
             return None
         limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
-        limit_s = SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3
+        limit_s = NO_LIMIT_S if limit is None else limit / 1e3
         ends_s = asyncio.get_running_loop().time() + limit_s
         ask = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
         try:
@@ -413,10 +414,6 @@ class SessionLink:
             raise
         if done:
             return ask.answer.result()
-        if limit is None:
-            live.cancel(ask)
-            self.reconnect()
-            return None
         later(GRACE_S, live.cancel, ask)
         later(SILENT_S, self._reconnect_if_silent, live, live.heard)
         return ask.so_far
@@ -463,7 +460,7 @@ class SessionLink:
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
         """A live server ends every request with a message."""
         if self._live is live and live.heard == heard:
-            self.reconnect()
+            self.reconnect("the specdec server does not answer; connecting again")
 
     async def report(self, suggestion_id: str, outcome: Outcome) -> None:
         """Report the outcome of a suggestion; dropped without a connection."""
@@ -491,7 +488,7 @@ class SessionLink:
                 if self._serving is serving:  # else it was stopped, and a new start may have a session already
                     was_ready, self._ready, self._live, self._client = self._ready, False, None, None
             failures = 0 if was_ready else failures + 1
-            self._trouble = str(error) if error is not None else "the specdec server ended the session"
+            self._trouble = str(error or self._trouble or "the specdec server ended the session")
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
             pause_s = _LASTING_PAUSE_S if lasting else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 30))

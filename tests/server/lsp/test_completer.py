@@ -49,7 +49,7 @@ class Answers(SessionLink):
 def made(link: SessionLink, text: str = "x = ", ttft_ms: float = 0.0) -> tuple[Completer, DocumentTable]:
     documents = DocumentTable(Project(), OffsetUnit.UTF16)
     documents.open(types.TextDocumentItem(URI, "python", 1, text))
-    return Completer(documents, link, Outcomes(link.report), Settings(debounce_ms=0, ttft_ms=ttft_ms)), documents
+    return Completer(documents, link, Outcomes(link.report), Settings(debounceMs=0, ttftMs=ttft_ms)), documents
 
 
 def params(kind: types.InlineCompletionTriggerKind, character: int) -> types.InlineCompletionParams:

@@ -18,7 +18,7 @@ from specdec.api.v1 import completion_pb2 as pb
 def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
     """A link with a session whose server side is the test."""
     notices = Notices(lambda text: None, lambda *args: None)
-    link = SessionLink(lambda: pytest.fail("it connected"), Settings(time_limit_ms=limit_ms), notices)
+    link = SessionLink(lambda: pytest.fail("it connected"), Settings(timeLimitMs=limit_ms), notices)
     link._live, link._ready = live, True
     return link
 
@@ -80,15 +80,40 @@ async def test_a_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> Non
     for received in (False, True):
         live, request = made()
         link = link_to(live, 1.0)
-        reconnected = asyncio.Event()
-        monkeypatch.setattr(link, "reconnect", reconnected.set)
         assert await link.complete(request) is None
         if received:
             live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
             await asyncio.sleep(0.05)
-            assert not reconnected.is_set()
+            assert not link._poked.is_set()
         else:
-            await asyncio.wait_for(reconnected.wait(), 10)
+            await asyncio.wait_for(link._poked.wait(), 10)
+
+
+async def test_without_a_limit_a_text_that_takes_long_is_given_as_far_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "NO_LIMIT_S", 0.02)
+    live, request = made()
+    waiting = asyncio.create_task(link_to(live, None).complete(request))
+    await asyncio.sleep(0)
+    say(live, 1, "one two thr")
+    assert await waiting == Answer("s", "one two")
+
+
+async def test_a_server_that_has_gone_silent_is_not_said_to_have_ended_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "SILENT_S", 0.01)
+    seen: list[session.Status] = []
+    made_client: Any = SlowToClose
+    link = SessionLink(made_client, Settings(timeLimitMs=1.0), Notices(lambda text: None, seen.append))
+    link.start()
+    await asyncio.sleep(0.01)
+    link._ready = True
+    assert await link.complete(made()[1]) is None
+    async with asyncio.timeout(10):
+        while not seen:
+            await asyncio.sleep(0.01)
+    assert (seen[-1].state, "does not answer" in seen[-1].message) == ("away", True)
+    await link.close()
 
 
 class SlowToClose:
