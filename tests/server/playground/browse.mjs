@@ -133,7 +133,7 @@ async function compare() {
   await page.getByRole("button", { name: /A.B/ }).click();
   await page.locator(".verdict").waitFor();
   const verdict = await page.locator(".verdict").textContent();
-  const modes = await page.locator(".pair tbody th").allTextContents();
+  const modes = await page.locator(".sides .tag").allTextContents();
   const texts = await page.locator(".sides .tokens").allTextContents();
   await page.getByRole("listbox").last().focus();
   await page.keyboard.press("ArrowDown");
@@ -145,7 +145,8 @@ async function compare() {
   const light = await violations(page);
   await page.setViewportSize({ width: 390, height: 844 });
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
-  return { verdict, modes, texts, light, dark, width };
+  const times = await page.locator(".sides .summary").allTextContents();
+  return { verdict, modes, times, texts, light, dark, width };
 }
 
 async function phone() {

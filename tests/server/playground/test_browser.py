@@ -124,6 +124,7 @@ def test_off_and_auto_give_the_same_text_and_nothing_is_obscured(server: Server,
     assert seen["faults"] == []
     assert seen["verdict"].startswith("✓ The same ")
     assert seen["modes"] == ["off", "auto"]
+    assert all("first after" in each and "last after" in each and "per token" in each for each in seen["times"])
     assert len(seen["texts"]) == 2
     assert seen["texts"][0] == seen["texts"][1] != ""
     assert (seen["light"], seen["dark"]) == ([], [])

@@ -5,7 +5,6 @@ import { FiguresPanel } from "./figures_panel";
 import { FormPanel } from "./form_panel";
 import { Header } from "./header";
 import { OutputPanel } from "./output_panel";
-import { PairPanel } from "./pair_panel";
 import { busy, live, notice, shown, stop, watch } from "./store";
 import { TracePanel } from "./trace_panel";
 import { StepPanel } from "./step_panel";
@@ -26,7 +25,6 @@ function App() {
         <StepPanel />
         <div class="column">
           <Notice />
-          <PairPanel />
           <OutputPanel />
         </div>
         <div class="column side">

@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { count, look, ms, percent, proposedBy } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
 import { Copy, Panel } from "./panel";
-import type { Run } from "./run";
+import { firstDifference, type Run } from "./run";
 import { busy, compared, connection, live, select, selected, shown } from "./store";
 
 /** The answer; both answers of a comparison. */
@@ -10,7 +10,7 @@ export function OutputPanel() {
   const run = live(shown.value);
   const pair = live(compared.value);
   return (
-    <Panel name="output" title="Output" aside={!pair && run && run.tokens > 0 && <Summary run={run} />}>
+    <Panel name="output" title="Output" aside={pair ? <Verdict {...pair} /> : run && run.tokens > 0 && <Summary run={run} />}>
       {pair ? (
         <div class="sides">
           <Side run={pair.off} />
@@ -21,6 +21,27 @@ export function OutputPanel() {
       )}
     </Panel>
   );
+}
+
+/** What a comparison has shown, once both runs are done. */
+function Verdict({ off, auto }: { off: Run; auto: Run | null }) {
+  if (off.state !== "done" || live(auto)?.state !== "done") return null;
+  const difference = firstDifference(off, auto!);
+  if (difference !== null) return <p class="verdict bad">✕ They differ from token {difference + 1} on</p>;
+  const [fast, words] = speed(off, auto!);
+  return (
+    <p class={`verdict ${fast ? "good" : ""}`}>
+      ✓ The same {count(off.tokens, "token")}, {words}
+    </p>
+  );
+}
+
+/** Whether auto is faster, and by how much. */
+function speed(off: Run, auto: Run): [boolean, string] {
+  const [slow, fast] = [off.perTokenMs, auto.perTokenMs];
+  if (slow === null || fast === null || !(fast > 0)) return [false, "too short to measure"];
+  const found = slow / fast;
+  return found >= 1 ? [true, `${found.toFixed(2)}× as fast per token`] : [false, `${(1 / found).toFixed(2)}× as slow per token`];
 }
 
 function Side({ run }: { run: Run | null }) {
@@ -43,7 +64,7 @@ function Summary({ run }: { run: Run }) {
   return (
     <p class="summary">
       <span class="tag">{run.mode}</span>
-      {count(run.tokens, "token")} · {count(run.ledger.steps.length, "step")} · first after {ms(run.firstMs)} ·{" "}
+      {count(run.tokens, "token")} · {count(run.ledger.steps.length, "step")} · first after {ms(run.firstMs)}, last after {ms(run.lastMs)} ·{" "}
       <b>{ms(run.perTokenMs)}</b> per token
       {run.state === "stopped" && <em> · stopped</em>}
       {run.state === "failed" && <em> · failed</em>}
