@@ -10,12 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from server.lsp.documents import Settings
 from specdec.api.generate import ROOT
 from tests.editors.node_program import copy_with_packages, npm
 from tests.server.lsp.editor import LSP, running, without
 
 SOURCE = ROOT / "server" / "editors" / "vscode"
 LINE = "total = add(total, value)"
+
+
+def test_every_setting_has_a_reader_and_its_default() -> None:
+    declared = json.loads((SOURCE / "package.json").read_text(encoding="utf-8"))["contributes"]["configuration"]
+    defaults = {name.removeprefix("specdec."): each["default"] for name, each in declared["properties"].items()}
+    starting = {"command", "server", "tls", "keyFile", "ca", "cert", "certKey"}
+    assert starting < {*defaults}
+    options = {name: value for name, value in defaults.items() if name not in starting}
+    assert options == Settings().model_dump(mode="json", by_alias=True)
+
 
 needs_npm = [pytest.mark.node, pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")]
 

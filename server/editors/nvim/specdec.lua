@@ -112,17 +112,20 @@ local function hide()
   end
 end
 
+-- `lines` as lines of their own.
+local function virtual_lines(lines, highlight)
+  return vim.tbl_map(function(line)
+    return { { line, highlight } }
+  end, lines)
+end
+
 local function draw()
   vim.api.nvim_buf_clear_namespace(shown.buffer, namespace, 0, -1)
   local lines = vim.split(shown.text:sub(#shown.typed + 1), '\n', { plain = true })
-  local below = {}
-  for i = 2, #lines do
-    below[#below + 1] = { { lines[i], 'Comment' } }
-  end
   vim.api.nvim_buf_set_extmark(shown.buffer, namespace, shown.row, shown.column + #shown.typed, {
     virt_text = { { lines[1], 'Comment' } },
     virt_text_pos = 'inline',
-    virt_lines = #below > 0 and below or nil,
+    virt_lines = #lines > 1 and virtual_lines(vim.list_slice(lines, 2), 'Comment') or nil,
   })
 end
 
@@ -291,13 +294,6 @@ local function hide_edit()
   end
 end
 
--- `lines` as lines of their own.
-local function virtual_lines(lines)
-  return vim.tbl_map(function(line)
-    return { { line, 'DiffAdd' } }
-  end, lines)
-end
-
 -- Draws the removed text highlighted, and the new text in the line if it is a part of one, else in lines of its own.
 local function draw_edit()
   local edit, mark = predicted, {}
@@ -308,13 +304,13 @@ local function draw_edit()
   if #lines == 1 then
     mark = { virt_text = { { lines[1], 'DiffAdd' } }, virt_text_pos = 'inline' }
   elseif empty and edit.column == 0 and lines[#lines] == '' then
-    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 1, #lines - 1)), virt_lines_above = true }
+    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 1, #lines - 1), 'DiffAdd'), virt_lines_above = true }
   elseif empty and edit.column == #first and lines[1] == '' then
-    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 2)) }
+    mark = { virt_lines = virtual_lines(vim.list_slice(lines, 2), 'DiffAdd') }
   else
     lines[1] = first:sub(1, edit.column) .. lines[1]
     lines[#lines] = lines[#lines] .. last:sub(edit.end_column + 1)
-    mark = { virt_lines = virtual_lines(lines) }
+    mark = { virt_lines = virtual_lines(lines, 'DiffAdd') }
   end
   if not empty then
     local removed = { end_row = edit.end_row, end_col = edit.end_column, hl_group = 'DiffDelete' }
@@ -446,29 +442,38 @@ local function attach(options)
   })
 end
 
--- Maps `key` to `action`; the key keeps its meaning where that returns false.
-local function map(key, action, modes)
+-- Maps `key` to the function that `choose()` returns; the key keeps its meaning where that is nil. The function runs once
+-- the key is handled: a key mapping with `expr` must not change the text.
+local function map(key, choose, modes)
   if key then
     vim.keymap.set(modes or 'i', key, function()
-      return action() and '' or key
+      if not choose() then
+        return key
+      end
+      vim.schedule(function()
+        local action = choose()
+        if action then
+          action()
+        end
+      end)
+      return ''
     end, { expr = true, desc = 'specdec' })
   end
 end
 
--- Defers an action on the suggestion, or on the predicted edit: a key mapping with `expr` must not change the text.
-local function later(name, on_edit)
-  local function action()
-    return shown and name or predicted and on_edit
+-- Chooses an action on the suggestion, or on the predicted edit.
+local function on(suggestion, edit)
+  return function()
+    return shown and suggestion or predicted and edit
   end
-  if not action() then
-    return false
-  end
-  vim.schedule(function()
-    if action() then
-      actions[action()]()
+end
+
+local function always(action, argument)
+  return function()
+    return function()
+      action(argument)
     end
-  end)
-  return true
+  end
 end
 
 function M.setup(given)
@@ -478,27 +483,14 @@ function M.setup(given)
   local options = vim.tbl_deep_extend('force', defaults, given or {})
   local keys = options.keys
   attach(options)
-  local function key(name, on_edit, modes)
-    map(keys[name], function()
-      return later(name, on_edit)
-    end, modes)
-  end
-  key('accept', 'jump_or_take', { 'i', 'n' })
-  key('accept_word')
-  key('accept_line')
-  key('dismiss', 'dismiss_edit')
-  key('dismiss_edit', 'dismiss_edit', 'n')
-  local function soon(action, argument)
-    return function()
-      vim.schedule(function()
-        action(argument)
-      end)
-      return true
-    end
-  end
-  map(keys.invoke, soon(request, INVOKED))
-  map(keys.next, soon(cycle, 1))
-  map(keys.previous, soon(cycle, -1))
+  map(keys.accept, on(actions.accept, actions.jump_or_take), { 'i', 'n' })
+  map(keys.accept_word, on(actions.accept_word))
+  map(keys.accept_line, on(actions.accept_line))
+  map(keys.dismiss, on(actions.dismiss, actions.dismiss_edit))
+  map(keys.dismiss_edit, on(nil, actions.dismiss_edit), 'n')
+  map(keys.invoke, always(request, INVOKED))
+  map(keys.next, always(cycle, 1))
+  map(keys.previous, always(cycle, -1))
 end
 
 -- The text that the accept key would insert; nil if nothing is displayed.

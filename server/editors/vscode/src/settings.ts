@@ -4,11 +4,6 @@ import type { Executable } from "vscode-languageclient/node";
 
 export const SECTION = "specdec";
 
-const OPTIONS = [
-  "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "ttftMs", "fill", "speculation",
-  "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "nextEdits", "editModel", "model", "cacheSalt",
-  "indexes",
-] as const;
 const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["certKey", "--cert-key"]] as const;
 
 // Settings whose change restarts the process.
@@ -30,8 +25,7 @@ export function start(): Executable {
   return { command, args };
 }
 
-export function options(): Record<string, unknown> {
-  const settings = vscode.workspace.getConfiguration(SECTION);
-  const values = OPTIONS.map((name) => [name, settings.get(name)] as const);
-  return Object.fromEntries(values.filter(([, value]) => value !== undefined));
+/** All settings: the language server ignores those of its start. */
+export function options(): object {
+  return vscode.workspace.getConfiguration().get(SECTION, {});
 }

@@ -81,8 +81,9 @@ export const commands = {
 export const workspace = {
   onDidChangeConfiguration: () => nothing,
   onDidChangeTextDocument: () => nothing,
-  getConfiguration: () => ({
-    get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback),
+  getConfiguration: (section?: string) => ({
+    get: (name: string, fallback?: unknown) =>
+      section === undefined && name === "specdec" ? { ...configured } : name in configured ? configured[name] : fallback,
     update: async (name: string, value: unknown) => void (configured[name] = value),
   }),
 };
