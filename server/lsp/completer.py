@@ -20,7 +20,6 @@ from server.lsp.documents import (
     Settings,
     folders_of,
     may_suggest,
-    plain,
     read_settings,
 )
 from server.lsp.inline_edits import InlineEdits
@@ -228,7 +227,7 @@ class Workplace:
         notices: Notices,
     ) -> None:
         self._notices = notices
-        settings, self._problems = read_settings(plain(params.initialization_options))
+        settings, self._problems = read_settings(params.initialization_options)
         self.project = Project(folders_of(params))
         self.documents = DocumentTable(self.project, unit)
         self.link = SessionLink(connect, settings, notices)

@@ -21,18 +21,6 @@ from server.completion.documents import OffsetUnit
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2
 
-
-def plain(value: Any) -> Any:
-    """Convert named tuples, which pygls makes of objects of unknown type, to dicts, recursively."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(field) for name, field in value._asdict().items()}
-    if isinstance(value, dict):
-        return {name: plain(field) for name, field in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(field) for field in value]
-    return value
-
-
 SECTION = "specdec"
 _SECRETS = [".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any, BinaryIO
 
 from cattrs import ClassValidationError, transform_error
-from lsprotocol import types
+from lsprotocol import converters, types
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
@@ -17,7 +17,6 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 import specdec
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.documents import plain
 from server.lsp.session import Notices, Status
 from specdec.client.client import Client
 
@@ -69,13 +68,15 @@ class InlineLanguageServer(LanguageServer):
     """``connect`` creates a client of the specdec server."""
 
     def __init__(self, connect: Callable[[], Client]) -> None:
-        super().__init__("specdec", specdec.__version__, protocol_cls=InlineProtocol)
+        # Not pygls's converter, which makes objects of unknown types of dicts.
+        converter = converters.get_converter
+        super().__init__("specdec", specdec.__version__, protocol_cls=InlineProtocol, converter_factory=converter)
         self.connect = connect
         self.clean = False  # whether the editor shut the server down
         self.workplace: Workplace | None = None
         self._add_requests()
         self._on(types.INITIALIZED, lambda work, _: work.start())
-        self._on(types.WORKSPACE_DID_CHANGE_CONFIGURATION, lambda work, params: work.configure(plain(params.settings)))
+        self._on(types.WORKSPACE_DID_CHANGE_CONFIGURATION, lambda work, params: work.configure(params.settings))
         self._on(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS, lambda work, params: work.project.change(params.event))
         self._on(types.TEXT_DOCUMENT_DID_OPEN, lambda work, params: work.open_document(params.text_document))
         self._on(types.TEXT_DOCUMENT_DID_CHANGE, lambda work, params: work.change_document(params))
@@ -84,7 +85,7 @@ class InlineLanguageServer(LanguageServer):
         self._on(DID_SHOW, lambda work, params: work.outcomes.shown(_suggestion_id(params)))
         self._on(DID_DISMISS, lambda work, params: work.dismissed(_suggestion_id(params)))
         self._on(DID_ACCEPT_PART, _accept_part)
-        self._on(DID_FOCUS, lambda work, params: work.focus(plain(params)["textDocument"]["uri"]))
+        self._on(DID_FOCUS, lambda work, params: work.focus(params["textDocument"]["uri"]))
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log the error. pygls would show it to the user, at every key."""
@@ -135,12 +136,11 @@ class InlineLanguageServer(LanguageServer):
 
         @self.feature(INLINE_EDIT)
         async def next_edit(params: Any) -> dict[str, Any]:
-            given = plain(params)
             try:
-                where = self.protocol._converter.structure(given, types.TextDocumentPositionParams)
+                where = self.protocol._converter.structure(params, types.TextDocumentPositionParams)
             except ClassValidationError as error:
                 raise JsonRpcInvalidParams("; ".join(transform_error(error))) from None
-            return {"edits": [] if self.workplace is None else await self.workplace.next_edits(where, given)}
+            return {"edits": [] if self.workplace is None else await self.workplace.next_edits(where, params)}
 
         @self.command(ACCEPT_COMMAND)
         def accept(suggestion_id: str) -> None:
@@ -151,13 +151,13 @@ class InlineLanguageServer(LanguageServer):
 def _suggestion_id(params: Any) -> str:
     """The suggestion that a notification is about; empty if it names none."""
     try:
-        return str(plain(params)["item"]["command"]["arguments"][0])
+        return str(params["item"]["command"]["arguments"][0])
     except (KeyError, IndexError, TypeError):
         return ""
 
 
 def _accept_part(work: Workplace, params: Any) -> None:
-    length = plain(params).get("acceptedLength")
+    length = params.get("acceptedLength")
     if isinstance(length, int):
         work.outcomes.partly_accepted(_suggestion_id(params), length)
 

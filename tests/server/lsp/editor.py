@@ -12,7 +12,6 @@ import grpc
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
-from server.lsp.documents import plain
 from server.lsp.language_server import STATUS
 from server.serving import Serving
 from tests.fake_engine import BOOK, BOOKS
@@ -25,6 +24,13 @@ URI = "file:///home/someone/project/src/a.py"
 FOLDER = types.WorkspaceFolder("file:///home/someone/project", "project")
 INVOKED = types.InlineCompletionTriggerKind.Invoked
 AUTOMATIC = types.InlineCompletionTriggerKind.Automatic
+
+
+def plain(value: Any) -> Any:
+    """Convert named tuples, which pygls makes of objects of unknown type, to dicts, recursively."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(field) for name, field in value._asdict().items()}
+    return [plain(field) for field in value] if isinstance(value, list) else value
 
 
 class Editor:

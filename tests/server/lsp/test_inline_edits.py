@@ -14,7 +14,7 @@ from pygls.exceptions import JsonRpcException
 
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND
-from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings, plain
+from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings
 from server.lsp.inline_edits import (
     EDIT_CHARACTERS,
     MAX_DEBOUNCE_S,
@@ -28,7 +28,7 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
 from specdec.client.connection import CallError
 from tests.fake_engine import BOOK
-from tests.server.lsp.editor import FOLDER, URI, Editor, editing, position, running
+from tests.server.lsp.editor import FOLDER, URI, Editor, editing, plain, position, running
 
 OPTIONS = {"editModel": "book"}  # it replaces "values" by "numbers"
 AT = position(BOOK, BOOK.index("values):"))
