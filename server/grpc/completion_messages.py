@@ -155,10 +155,6 @@ def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessio
     )  # fmt: skip
 
 
-def suggestion_delta(ask_id: int, text: str) -> pb.CompleteSessionResponse:
-    return pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text))
-
-
 def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
     assert suggestion.reason is not None  # the suggestion has ended
     found = {} if suggestion.finished is None else figures(suggestion.finished)

@@ -25,7 +25,6 @@ from server.grpc.completion_messages import (
     read_place,
     read_ttft,
     read_unit,
-    suggestion_delta,
     suggestion_dropped,
     suggestion_finished,
     suggestion_started,
@@ -223,7 +222,7 @@ class CompletionSession:
             suggestion = await session.suggest(gap, self._options, caller, self._check, self._supersedes_key)
             await put(suggestion_started(ask_id, suggestion))
             async for text in suggestion.texts():
-                await put(suggestion_delta(ask_id, text))
+                await put(pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text)))
         if suggestion.text:
             self._model.completion.outcomes.suggested(self._owner, suggestion.suggestion_id)
         await put(suggestion_finished(ask_id, suggestion))

@@ -90,7 +90,7 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         message.text = prompt
     elif isinstance(prompt, Fim):
-        message.fim.CopyFrom(fim_message(prompt))
+        message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
     elif len(prompt) and all(isinstance(turn, ChatTurn) for turn in prompt):
         message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
     else:
@@ -106,11 +106,6 @@ def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
 def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
     """A conversation."""
     return options.ChatPrompt(messages=[options.ChatMessage(role=turn.role, content=turn.content) for turn in turns])
-
-
-def fim_message(gap: Fim) -> options.FimPrompt:
-    """A gap in a text."""
-    return options.FimPrompt(**asdict(gap))
 
 
 def stopping_message(stop: StoppingParams) -> options.StoppingOptions:

@@ -401,9 +401,9 @@ def visible(text: str) -> int:
 
 
 class SuffixStop(TextStop):
-    """Ends a text where it begins to repeat ``suffix``, which has a visible character: searches its *anchor* (Knuth,
-    Morris and Pratt 1977), the marks that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible
-    characters. Models often write fewer or more blank lines than follow, so these do not count, nor carriage returns.
+    """Ends a text where it begins to repeat ``suffix``, which has a visible character: searches its *anchor*, the marks
+    that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters. Models often write fewer
+    or more blank lines than follow, so these do not count, nor carriage returns.
 
     lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
     opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
@@ -424,8 +424,7 @@ class SuffixStop(TextStop):
             seen += visible(line)
             if self._trail or seen >= DISTINCT_CHARACTERS:
                 break
-        self._falls = _falls(self._anchor)
-        self._matched = 0  # length of the longest prefix of the anchor that ends the text
+        self._matches: list[int] = []  # lengths of the prefixes of the anchor that end the text, longest first
         self._escaped = False  # whether a backslash precedes the next character
         self._last = ""  # character that counts
         self._at = -len(lead)
@@ -437,26 +436,24 @@ class SuffixStop(TextStop):
     @property
     def safe(self) -> int:
         """The place where a possible repetition begins."""
-        return self._begin(self._matched)
+        return self._begin(self._matches[0] if self._matches else 0)
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
         self._advance(char)
         length = len(self._anchor)
-        if self._matched < length:
+        if not self._matches or self._matches[0] < length:
             return None
-        self._matched = self._falls[-1]
+        del self._matches[0]
         return self._begin(length) if self._repeats(length) else None
 
     def end(self) -> int | None:
         """Search for the longest prefix of the anchor that suffices."""
-        length = self._matched
-        while length:
+        for length in self._matches:
             part = self._anchor[:length]
             suffices = self._trail or self._closes or part == self._anchor or visible(part) >= DISTINCT_CHARACTERS
             if suffices and part.strip() and self._repeats(length):
                 return self._begin(length)
-            length = self._falls[length - 1]
         return None
 
     def _begin(self, length: int) -> int:
@@ -469,11 +466,8 @@ class SuffixStop(TextStop):
             return
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at - 1)
-        anchor, matched = self._anchor, self._matched
-        while matched and (matched == len(anchor) or anchor[matched] != char):
-            matched = self._falls[matched - 1]
-        begins = not (self._closes and self._escaped)
-        self._matched = matched + 1 if anchor[matched] == char and (matched or begins) else 0
+        begun = self._matches if self._closes and self._escaped else [*self._matches, 0]
+        self._matches = [length + 1 for length in begun if self._anchor[length] == char]
         self._escaped, self._last = char == "\\" and not self._escaped, char
 
     def _repeats(self, length: int) -> bool:
@@ -481,14 +475,3 @@ class SuffixStop(TextStop):
         depths = self._depths[-1 - length :]
         outside = depths[0] <= 0
         return outside if self._trail else outside or min(depths) >= depths[0]
-
-
-def _falls(pattern: str) -> list[int]:
-    """For each prefix of ``pattern``, the length of its longest proper suffix that is a prefix of ``pattern``."""
-    falls, length = [0] * len(pattern), 0
-    for i in range(1, len(pattern)):
-        while length and pattern[i] != pattern[length]:
-            length = falls[length - 1]
-        length += pattern[i] == pattern[length]
-        falls[i] = length
-    return falls
