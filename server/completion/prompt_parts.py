@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,6 @@ _PROBE = "a)\n    b"
 class UserText:
     """Encodes users' texts, with a cache. Thread-safe."""
 
-    breaks_before: bool  # split before line breaks, not after them: depends on how the vocabulary splits words
-    digits_alone: bool  # no token has two digits
-
     def __init__(self, tokenizer: Tokenizer, reserved: Mapping[int, str], capacity: int = CACHED_CHARACTERS) -> None:
         """reserved: names by id of tokens that no text may produce, besides special ones. capacity: characters."""
         self._tokenizer = tokenizer
@@ -35,8 +33,9 @@ class UserText:
         self._lock = threading.Lock()
         self._adds_space = self._text_of(self._plain("a")) == b" a"
         whole, behind, before = (self._parted(at) for at in (0, 3, 2))
+        # Split before line breaks, not after them: depends on how the vocabulary splits words.
         self.breaks_before = behind != whole == before
-        self.digits_alone = len(self._encode("1234567", False)) == 7
+        self.digits_alone = len(self._encode("1234567", False)) == 7  # no token has two digits
 
     @property
     def begin(self) -> tuple[int, ...]:
@@ -316,11 +315,7 @@ def _parted(breaks: list[LineBreak], end: int, largest: int) -> Iterator[LineBre
     at = 0
     yield breaks[0]
     while end - breaks[at].at > largest and at + 1 < len(breaks):
-        near = at + 1
-        while near + 1 < len(breaks) and breaks[near].at - breaks[at].at <= largest // 2:
-            near += 1
-        far = near + 1
-        while far < len(breaks) and breaks[far].at - breaks[at].at <= largest:
-            far += 1
-        at = max(range(near, far), key=lambda i: (breaks[i].level, -i))
+        half, whole = (bisect_right(breaks, breaks[at].at + n, key=lambda b: b.at) for n in (largest // 2, largest))
+        near = min(max(half, at + 1), len(breaks) - 1)
+        at = max(range(near, max(whole, near + 1)), key=lambda i: (breaks[i].level, -i))
         yield breaks[at]

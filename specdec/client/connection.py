@@ -36,31 +36,23 @@ _WAYS_OUT = {
 class CallError(SpecdecError):
     """A call failed."""
 
-    code: grpc.StatusCode
-    reason: str  # of the server's ErrorInfo, as ``metadata``; empty if it sent none
-    violations: tuple[FieldViolation, ...]  # every invalid field
-    retry_after_s: float | None  # the server's hint
-    reached: bool  # whether a specdec server answered
-    address: str  # where the call went
-    engines_stopped: int  # while the call ran, in all of its tries
-
     def __init__(
         self,
         code: grpc.StatusCode,
         message: str,
         *,
-        reason: str = "",
+        reason: str = "",  # of the server's ErrorInfo, as ``metadata``; empty if it sent none
         metadata: Mapping[str, str] | None = None,
-        violations: tuple[FieldViolation, ...] = (),
-        retry_after_s: float | None = None,
-        reached: bool = True,
-        address: str = "",
+        violations: tuple[FieldViolation, ...] = (),  # every invalid field
+        retry_after_s: float | None = None,  # the server's hint
+        reached: bool = True,  # whether a specdec server answered
+        address: str = "",  # where the call went
     ) -> None:
         self.code, self.message, self.reason = code, message, reason
         self.metadata = dict(metadata or {})
         self.violations, self.retry_after_s, self.reached = violations, retry_after_s, reached
         self.address = address
-        self.engines_stopped = int(self.metadata.get("engines_stopped", 0))
+        self.engines_stopped = int(self.metadata.get("engines_stopped", 0))  # in all tries of the call
         fields = "; ".join(f"{v.field}: {v.description}" for v in violations)
         super().__init__(f"{code.name}: {fields or message}" if reached else message)
 

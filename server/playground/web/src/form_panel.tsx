@@ -52,14 +52,10 @@ export function FormPanel() {
           <Text label="After the gap" name="suffix" rows={6} />
         </>
       )}
-      {narrow.value ? (
-        <details class="settings">
-          <summary>Settings</summary>
-          <Settings />
-        </details>
-      ) : (
+      <details class="settings" open={!narrow.value}>
+        <summary>Settings</summary>
         <Settings />
-      )}
+      </details>
       <Actions />
     </form>
   );
