@@ -116,7 +116,7 @@ def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
 
 _NUMBERS = dict(result.FinishReason.items())
 _REASONS: dict[int, FinishReason] = {
-    _NUMBERS[f"FINISH_REASON_{r.name}"]: r for r in FinishReason if f"FINISH_REASON_{r.name}" in _NUMBERS
+    _NUMBERS[name]: reason for reason in FinishReason if (name := f"FINISH_REASON_{reason.name}") in _NUMBERS
 }
 
 

@@ -466,8 +466,10 @@ class SuffixStop(TextStop):
             return
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at - 1)
-        begun = self._matches if self._closes and self._escaped else [*self._matches, 0]
-        self._matches = [length + 1 for length in begun if self._anchor[length] == char]
+        if self._matches:
+            self._matches = [length + 1 for length in self._matches if self._anchor[length] == char]
+        if char == self._anchor[0] and not (self._closes and self._escaped):
+            self._matches.append(1)
         self._escaped, self._last = char == "\\" and not self._escaped, char
 
     def _repeats(self, length: int) -> bool:

@@ -20,7 +20,7 @@ function run(work: () => Promise<void>): void {
 }
 
 export function FormPanel() {
-  const { kind } = form.value;
+  const { kind, prediction, mode } = form.value;
   const fillsIn = info.value?.fills_in ?? true;
   const submit = (event: Event) => {
     event.preventDefault();
@@ -54,7 +54,19 @@ export function FormPanel() {
       )}
       <details class="settings" open={!narrow.value}>
         <summary>Settings</summary>
-        <Settings />
+        <details>
+          <summary>Predicted output{prediction && <em> set</em>}</summary>
+          <Text label="Text that the answer is likely to repeat, used as a draft" name="prediction" rows={4} />
+        </details>
+        <Segments legend="Speculation" name="mode" value={mode} options={MODES} shown onPick={(value) => change({ mode: value })} />
+        <Drafters off={mode === "off"} />
+        <div class="fields">
+          <Field label="Max nodes" name="maxNodes" placeholder="auto" disabled={mode === "off"} />
+          <Field label="Max depth" name="maxDepth" placeholder="auto" disabled={mode === "off"} />
+          <Field label="Temperature" name="temperature" />
+          <Field label="Seed" name="seed" placeholder="random" />
+          <Field label="Max tokens" name="maxTokens" />
+        </div>
       </details>
       <Actions />
     </form>
@@ -79,27 +91,6 @@ function Examples() {
         ))}
       </select>
     </label>
-  );
-}
-
-function Settings() {
-  const { prediction, mode } = form.value;
-  return (
-    <>
-      <details>
-        <summary>Predicted output{prediction && <em> set</em>}</summary>
-        <Text label="Text that the answer is likely to repeat, used as a draft" name="prediction" rows={4} />
-      </details>
-      <Segments legend="Speculation" name="mode" value={mode} options={MODES} shown onPick={(value) => change({ mode: value })} />
-      <Drafters off={mode === "off"} />
-      <div class="fields">
-        <Field label="Max nodes" name="maxNodes" placeholder="auto" disabled={mode === "off"} />
-        <Field label="Max depth" name="maxDepth" placeholder="auto" disabled={mode === "off"} />
-        <Field label="Temperature" name="temperature" />
-        <Field label="Seed" name="seed" placeholder="random" />
-        <Field label="Max tokens" name="maxTokens" />
-      </div>
-    </>
   );
 }
 
