@@ -130,14 +130,18 @@ class TextCutter:
 
     def feed(self, text: str, *, binding: bool = True) -> Cut | None:
         """Append text; returns the cut if a rule holds. binding: False: the text is final whatever the rules say."""
+        self._open += text
         for char in text:
             self._seen += 1
-            self._open += char
             places = [(stop.feed(char), stop) for stop in self._stops]
             if binding and any(place is not None for place, _ in places):
                 return self._earliest([*places, *((stop.end(), stop) for stop in self._stops)])
-            safe = min((stop.safe for stop in self._stops), default=self._seen) if binding else self._seen
-            self._release_up_to(self._before_break(safe) if binding else safe)
+        safe = (
+            self._before_break(min((stop.safe for stop in self._stops), default=self._seen)) if binding else self._seen
+        )
+        if safe > self._safe:
+            self._open = self._open[safe - self._safe :]
+            self._safe = safe
         return None
 
     def end(self) -> Cut | None:
@@ -147,11 +151,6 @@ class TextCutter:
     def end_at_line(self) -> None:
         """Let the next line break end the text, because its time limit has passed."""
         self._stops.append(LineStop(1, count_blank=True, reason=FinishReason.TIME_LIMIT, start=self._seen))
-
-    def _release_up_to(self, place: int) -> None:
-        if place > self._safe:
-            self._open = self._open[place - self._safe :]
-            self._safe = place
 
     def _earliest(self, places: list[tuple[int | None, TextStop]]) -> Cut | None:
         """The cut that takes away most, if any rule holds."""
