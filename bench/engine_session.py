@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from operator import truediv
+from itertools import chain
 from typing import Any
 
 from bench.engine_bench import BenchError, EngineBench, EngineRunner, Say, WorkloadRuns, run_interleaved
@@ -38,25 +38,24 @@ def off_cost(loaded: Engine, parts: EngineParts) -> dict[str, float]:
     runners = [EngineRunner(engine, SamplingParams(temperature=0.0)) for engine in (loaded, bare)]
     stopping = StoppingParams(max_tokens=OFF_COST_TOKENS, ignore_eos=True)
     tokens = parts.tokenizer.encode(long_text())
-    steps_ms: tuple[list[float], list[float]] = ([], [])
-    means_ms: tuple[list[float], list[float]] = ([], [])
-    for number in range(OFF_COST_REQUESTS + 1):  # the first is a warm-up
+    answers: list[list[list[float]]] = []  # per answer, the milliseconds of the steps of both engines
+    for number in range(OFF_COST_REQUESTS + 1):
         start = number * OFF_COST_PROMPT % max(1, len(tokens) - OFF_COST_PROMPT)
         prompt = BenchPrompt(f"off-cost-{number}", tuple(tokens[start : start + OFF_COST_PROMPT]), stopping)
         runs = [runner.start([prompt], OFF, f"off-cost/{place}") for place, runner in enumerate(runners)]
         run_interleaved(runs)
-        for place, run in enumerate(runs if number else ()):
-            decoding = run.steps_ms[1 - OFF_COST_TOKENS :]
-            steps_ms[place].extend(decoding)
-            means_ms[place].append(statistics.fmean(decoding))
-    step_ms, mean_ms = ([statistics.median(found) for found in both] for both in (steps_ms, means_ms))
+        answers.append([run.steps_ms[1 - OFF_COST_TOKENS :] for run in runs])
+    with_drafters, without = zip(*answers[1:], strict=True)  # the first is a warm-up
+    loaded_ms, bare_ms = list(chain(*with_drafters)), list(chain(*without))
+    loaded_step_ms, bare_step_ms = statistics.median(loaded_ms), statistics.median(bare_ms)
+    tpot_ms = [statistics.median(map(statistics.fmean, found)) for found in (with_drafters, without)]
     return {
-        "steps": len(steps_ms[0]),
-        "loaded_step_ms": round(step_ms[0], 4),
-        "bare_step_ms": round(step_ms[1], 4),
-        "step_ratio_of_medians": round(step_ms[0] / step_ms[1], 4),
-        "step_median_of_ratios": round(statistics.median(map(truediv, *steps_ms)), 4),
-        "tpot_ratio_of_medians": round(mean_ms[0] / mean_ms[1], 4),
+        "steps": len(loaded_ms),
+        "loaded_step_ms": round(loaded_step_ms, 4),
+        "bare_step_ms": round(bare_step_ms, 4),
+        "step_ratio_of_medians": round(loaded_step_ms / bare_step_ms, 4),
+        "step_median_of_ratios": round(statistics.median(a / b for a, b in zip(loaded_ms, bare_ms, strict=True)), 4),
+        "tpot_ratio_of_medians": round(tpot_ms[0] / tpot_ms[1], 4),
     }
 
 

@@ -178,7 +178,7 @@ class EngineChild:
         self._printing.cancel()
         await asyncio.wait([self._printing])
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return "\n  ".join([how, *self._tail])
+        return "\n".join([how, *self._tail]).replace("\n", "\n  ")
 
     async def close(self, grace_s: float) -> None:
         """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone."""

@@ -45,12 +45,12 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with a pattern in place of pydantic's ``"format": "uuid4"`` and the like."""
     version = _UUID.fullmatch(str(schema.get("format")))
-    if version is None or "pattern" in schema:
+    if version is None or any(rule in schema for rule in ("pattern", "enum", "const", "maxLength")):
         return schema
     rest = {key: value for key, value in schema.items() if key != "format"}
-    return rest | {
-        "pattern": rf"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version[1]}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
-    }
+    digit = "[0-9a-fA-F]"
+    parts = f"{digit}{{8}}", f"{digit}{{4}}", f"{version[1]}{digit}{{3}}", f"[89abAB]{digit}{{3}}", f"{digit}{{12}}"
+    return rest | {"pattern": f"^{'-'.join(parts)}$"}
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -191,7 +191,7 @@ class PeersReport:
         for line in run.faults():
             yield f"- {line}"
         for name, value in run.machine.items():
-            yield f"- {name}: {value}"
+            yield f"- {name}: {'unknown' if value is None else value}"
         processes: dict[str, list[str]] = {}
         for arm in run.arms:
             if about := self._about(arm):

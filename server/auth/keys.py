@@ -89,7 +89,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
         ConfigError: the file is not a list of keys, has an entry of this name, or cannot be written.
     """
     path = Path(os.path.expanduser(path))
-    old = _read(path) if path.exists() else "# keys of a specdec server, by hash\n"
+    old = _read(path) if os.path.exists(path) else "# keys of a specdec server, by hash\n"
     before = _parse(old, path)
     values: list[dict[str, Any]] = [entry.model_dump(exclude_defaults=True)]
     body = old.removesuffix(END_MARK + "\n") if _ends(old) else old

@@ -133,7 +133,9 @@ async def read_chat(chat: options.ChatPrompt, model: ServedModel, violations: Vi
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         return await model.tokenizer.encode_chat(messages, variables=variables)
     except InvalidRequestError as error:
-        violations.found += [FieldViolation(f"chat.{each.field}", each.description) for each in error.violations]
+        for each in error.violations:
+            field = "chat" if each.field == "prompt" else f"chat.{each.field}"
+            violations.found.append(FieldViolation(field, each.description))
         return []
 
 

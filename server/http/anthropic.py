@@ -184,7 +184,7 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
     elif kind in (_READABLE if role == "user" else _TEXT):
         conversation.say(role, read_part(block, _READABLE))
     elif not (kind in _THOUGHTS and role == "assistant"):
-        kinds = "text or tool_use" if role == "assistant" else "text, document or tool_result"
+        kinds = {"assistant": "text or tool_use", "system": "text"}.get(role, "text, document or tool_result")
         block.refuse("type", f"must be {kinds} where the role is {role}; the model reads text only")
 
 

@@ -70,11 +70,6 @@ _CALL_MARKS = {
 }
 
 
-def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of tools in OpenAI's form."""
-    return [tool["function"]["name"] for tool in tools]
-
-
 @dataclass(frozen=True, slots=True)
 class FlatTools:
     """A dialect's tools without an object ``function`` around their fields."""
@@ -90,23 +85,26 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
     flat: None: the tools are those of OpenAI's chat.
     """
     n_known = len(body.violations.found)
-    tools: dict[str, dict[str, Any]] = {}  # by name, which is empty if it is wrong
+    tools: list[dict[str, Any]] = []
+    names: dict[str, int] = {}  # with the place of each
     for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if flat is not None and given.text("type") not in flat.kinds:
             body.warn(f"tools[{i}]", "is not served here, and was ignored")
             continue
-        name, tool = _read_tool(given, flat)
-        if name and name in tools:
-            place = "function.name" if flat is None else "name"
-            body.refuse(f"tools[{i}].{place}", f"{name} is the name of an earlier tool too")
-        tools[name] = tool or body.raw("tools")[i]
-    if not tools and len(body.violations.found) > n_known:
-        return None  # a choice among tools that cannot be read says nothing more
-    names = [name for name in tools if name]
+        function = given.object("function") if flat is None else given
+        if function is None:
+            given.refuse("function", "must be an object with a name")
+            continue
+        name = _read_function(function, "parameters" if flat is None else flat.schema)
+        if names.setdefault(name, i) < i and name:
+            function.refuse("name", f"{name} is the name of tools[{names[name]}] too")
+        tools.append(body.raw("tools")[i] if flat is None else _in_chat(given, name, flat.schema))
+    if len(body.violations.found) > n_known:
+        return None  # a choice among tools of which some cannot be read says nothing more
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
-    allowed: Collection[str] = tools
+    allowed: Collection[str] = names
     required: tuple[str, ...] | None
-    if choice is not None and choice.raw("type") == "allowed_tools":
+    if names and choice is not None and choice.raw("type") == "allowed_tools":
         allowed, forced = _read_allowed(choice, names)
         required, choice = (allowed if forced else ()), None
     else:
@@ -114,9 +112,9 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
     parallel = body.flag("parallel_tool_calls", default=True)
     if not names or required is None or len(body.violations.found) > n_known:
         return None
-    known = [tool for name, tool in tools.items() if name in allowed]
+    tools = [tool for tool in tools if tool["function"]["name"] in allowed]
     # A named function is called once.
-    return ToolUse(known, tokenizer.tool_form, required, parallel and choice is None)
+    return ToolUse(tools, tokenizer.tool_form, required, parallel and choice is None)
 
 
 def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: Tokenizer) -> None:
@@ -162,14 +160,11 @@ def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:
     return schema if isinstance(schema, dict) else None
 
 
-def _read_tool(given: Body, flat: FlatTools | None) -> tuple[str, dict[str, Any] | None]:
-    """The tool's name (empty: it is wrong), and a flat tool in the form of OpenAI's chat, which templates expect."""
-    function, schema = (given.object("function"), "parameters") if flat is None else (given, flat.schema)
-    if function is None:
-        given.refuse("function", "must be an object with a name")
-        return "", None
+def _read_function(function: Body, schema: str) -> str:
+    """The name of a tool; empty: it is wrong. schema: the field with the schema of the arguments."""
     name = function.text("name") or ""
-    function.violations.check(bool(_NAME.fullmatch(name)), function.path("name"), NAME_RULE)
+    if function.raw("name") in (None, name):  # else it is no string
+        function.violations.check(bool(_NAME.fullmatch(name)), function.path("name"), NAME_RULE)
     function.text("description")
     function.flag("strict")
     parameters = function.object(schema)
@@ -177,14 +172,17 @@ def _read_tool(given: Body, flat: FlatTools | None) -> tuple[str, dict[str, Any]
         parameters.refuse("type", 'must be "object"')
     if parameters is not None:
         parameters.object("properties")
-    if flat is None:
-        return name, None
+    return name
+
+
+def _in_chat(given: Body, name: str, schema: str) -> dict[str, Any]:
+    """A flat tool in the form of OpenAI's chat, which templates expect."""
     fields = {"description": "description", "parameters": schema, "strict": "strict"}
     known = {field: given.raw(own) for field, own in fields.items() if given.has(own)}
-    return name, {"type": "function", "function": {"name": name, **known}}
+    return {"type": "function", "function": {"name": name, **known}}
 
 
-def _read_choice(body: Body, given: Body | None, names: Sequence[str]) -> tuple[str, ...] | None:
+def _read_choice(body: Body, given: Body | None, names: Collection[str]) -> tuple[str, ...] | None:
     """The tools of which one must be called; None: no tool may be called. given: the choice, if it is an object."""
     choice = body.raw("tool_choice")
     if choice == "none":
@@ -192,10 +190,10 @@ def _read_choice(body: Body, given: Body | None, names: Sequence[str]) -> tuple[
     if choice is None or choice == "auto":
         return ()
     is_named = given is not None and given.raw("type") == "function"
-    if not is_named and choice not in ("required", "any"):  # the latter is Mistral's word for the former
-        body.refuse("tool_choice", _CHOICE_RULE)
-    elif not names:
+    if not names:
         body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
+    elif not is_named and choice not in ("required", "any"):  # the latter is Mistral's word for the former
+        body.refuse("tool_choice", _CHOICE_RULE)
     elif given is not None:
         return (_read_name(given, names),)
     else:
@@ -203,16 +201,20 @@ def _read_choice(body: Body, given: Body | None, names: Sequence[str]) -> tuple[
     return ()
 
 
-def _read_name(given: Body, names: Sequence[str]) -> str:
+def _read_name(given: Body, names: Collection[str]) -> str:
     """The tool that ``given`` names, beside its type as in OpenAI's Responses, or in an object ``function``."""
     function = given.object("function") if given.has("function") else given
-    name = "" if function is None else function.text("name") or ""
-    if function is not None and name not in names:
+    if function is None:
+        return ""
+    name = function.text("name")
+    if not function.has("name"):
+        function.refuse("name", "is needed")
+    elif name is not None and name not in names:
         function.refuse("name", f"{name[:64]!r} is none of the tools: {', '.join(names)}")
-    return name
+    return name or ""
 
 
-def _read_allowed(choice: Body, names: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+def _read_allowed(choice: Body, names: Collection[str]) -> tuple[tuple[str, ...], bool]:
     """The tools that may be called, and whether one must be. OpenAI's Responses have no object ``allowed_tools`` around
     them."""
     given = choice.object("allowed_tools") if choice.has("allowed_tools") else choice

@@ -175,7 +175,7 @@ def peers_command(
     report = PeersReport(run)
     write_json(report.as_dict(), json_file)
     click.echo(report.markdown())
-    if chart_file is not None:
+    if chart_file is not None and not run.stopped:
         chart_file.write_text(time_per_token_chart(report.as_dict()), encoding="utf-8")
     end_stopped(run.stopped)
 

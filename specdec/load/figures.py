@@ -35,7 +35,7 @@ def in_cell(value: float | None, digits: int) -> str:
 
 
 def brief(value: float) -> str:
-    """With four digits, and never with an exponent."""
+    """With four digits; large values without an exponent."""
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,5 +139,6 @@ def write_head(
             fresh.write_bytes(data)
             fresh.replace(folder / name)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None

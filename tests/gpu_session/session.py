@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.child_python import die_with_parent
 from tests.gpu_session.report import markdown
 
 RESULT = "{json}"  # word of a command that stands for the file of its result
@@ -24,7 +24,6 @@ POLL_S = 0.1
 TAIL = 2000  # last characters of a failed task's output that the report keeps
 MOST_DEATHS = 40  # processes of one task that may die, each after some progress
 MOST_STARTS = 3  # runs in which a task may be cut off
-_PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when its parent dies
 DONE = ("passed", "failed")
 
 
@@ -64,7 +63,7 @@ class _Running:
         with self._log.open("wb") as log, (self._log if self._own_file else self._file).open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=dict(environment),
-                start_new_session=True, preexec_fn=_die_with_parent,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         self.began = time.monotonic()
 
@@ -101,10 +100,6 @@ class _Running:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.poll()
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Session:

@@ -62,7 +62,11 @@ def test_uuids_of_a_version_are_enforced() -> None:
     assert found.keys() == {"type", "title", "pattern"}
     text = "0189f7a2-1b3c-7d4e-8f00-0123456789ab"
     assert re.search(found["pattern"], text)
+    assert re.search(found["pattern"], text.upper())
     assert not re.search(found["pattern"], text.replace("-7", "-4"))
+    # Values that are listed stay as they are.
+    listed, _ = lenient({"enum": ["00000000-0000-0000-0000-000000000000"], "format": "uuid4"})
+    assert compiles(listed)
 
 
 def test_what_is_enforced_stays_as_it_is() -> None:

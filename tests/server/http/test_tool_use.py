@@ -9,7 +9,6 @@ import pytest
 
 from server.http.ollama import parse_chat as parse_ollama
 from server.http.openai_chat import ChatAnswer, parse_chat
-from server.http.tool_use import tool_names
 from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import start
@@ -50,7 +49,11 @@ def allowed(mode: Any, *names: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
 def test_allowed_tools_are_the_only_ones(parse: Any) -> None:
     free = asked(parse, BODY | {"tool_choice": allowed("auto", "find")})
-    assert (tool_names(free.tools.tools), free.tools.required, free.request.grammar) == (["find"], (), None)
+    assert ([tool["function"]["name"] for tool in free.tools.tools], free.tools.required, free.request.grammar) == (
+        ["find"],
+        (),
+        None,
+    )
     forced = asked(parse, BODY | {"tool_choice": allowed("required", "find", "look")})
     assert (forced.tools.required, forced.tools.parallel) == (("find", "look"), True)
     assert "find" in forced.request.grammar.text

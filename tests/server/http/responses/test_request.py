@@ -9,7 +9,6 @@ import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.responses import parse_responses
-from server.http.tool_use import tool_names
 from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations
@@ -107,8 +106,12 @@ def test_allowed_tools_are_the_only_ones() -> None:
         return asked(parse_responses, {"input": "hi", "tools": listed, "tool_choice": given})
 
     free, forced = choice("auto"), choice("required")
-    assert (tool_names(free.tools.tools), free.tools.required, free.tools.parallel) == (["touch"], (), True)
-    assert (tool_names(forced.tools.tools), forced.tools.required) == (["touch"], ("touch",))
+    assert ([tool["function"]["name"] for tool in free.tools.tools], free.tools.required, free.tools.parallel) == (
+        ["touch"],
+        (),
+        True,
+    )
+    assert ([tool["function"]["name"] for tool in forced.tools.tools], forced.tools.required) == (["touch"], ("touch",))
     assert free.echo["tool_choice"]["type"] == "allowed_tools"
 
 
@@ -180,4 +183,4 @@ def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
 def test_a_repeated_tool_is_named_by_its_place_in_the_body() -> None:
     tools = [{"type": "web_search"}, TOOL, TOOL]
     (found,) = violations(parse_responses, {"input": "hi", "tools": tools})
-    assert (found.field, found.description) == ("tools[2].name", f"{TOOL['name']} is the name of an earlier tool too")
+    assert (found.field, found.description) == ("tools[2].name", f"{TOOL['name']} is the name of tools[1] too")
