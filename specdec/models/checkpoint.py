@@ -90,8 +90,11 @@ class Checkpoint(Protocol):
         """The tensors; raises ModelError."""
         ...
 
-    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
-        """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``. like: see `Tokenizer.like`."""
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+        """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``.
+
+        config: the model's, if it was read already. like: see `Tokenizer.like`.
+        """
         ...
 
 

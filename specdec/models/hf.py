@@ -415,24 +415,26 @@ _FLOATS = {"F32", "F16", "BF16"}
 class HFSource(TensorSource):
     """A source over a model folder. Tensors are memory-mapped and converted slice by slice.
 
+    framework: `numpy` for the configuration and shapes alone, which needs no torch.
+
     Raises:
         ModelError: config.json or the weights are missing, truncated or corrupt.
         UnsupportedModelError: the family or a tensor type is not supported.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, framework: Literal["pt", "numpy"] = "pt") -> None:
         self._folder = folder
         self.name = folder.name or str(folder)
         raw = read_json(folder / "config.json")
         config = parse_hf_config(raw, str(folder))
-        self._files = open_shards(folder)
+        self._files = open_shards(folder, framework)
         self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
         self._prefix = self._find_prefix()
         head = next((n for n in self._where if n.endswith(_HEADS)), None)
         self._head = None if head is None else head.rpartition(".")[0]
         if self._head is None and raw.get("tie_word_embeddings") is not False:
             config = replace(config, tie_embeddings=True)
-        if config.tie_embeddings and self._head_differs():
+        if config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
         self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
         self.config = replace(
@@ -548,13 +550,16 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def open_shards(folder: Path) -> dict[Path, Any]:
-    """The safetensors files of a model folder, open; ModelError if one is missing, truncated or corrupt."""
+def open_shards(folder: Path, framework: str = "pt") -> dict[Path, Any]:
+    """The safetensors files of a model folder, open; ModelError if one is missing, truncated or corrupt.
+
+    framework: see `HFSource`.
+    """
     shards = {}
     for path in weight_files(folder):
         check_regular(path)
         try:
-            shards[path] = safe_open(path, framework="pt")
+            shards[path] = safe_open(path, framework=framework)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: truncated or corrupt ({error}); fetch the model again") from None
     return shards

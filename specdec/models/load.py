@@ -90,7 +90,7 @@ def checked_tokenizer(
     Raises:
         ModelError: there is no tokenizer, or the model lacks a row for one of its tokens.
     """
-    tokenizer = checkpoint.tokenizer(cache_dir, like)
+    tokenizer = checkpoint.tokenizer(cache_dir, config, like)
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
             f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "

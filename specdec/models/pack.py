@@ -433,5 +433,6 @@ def cut_output(
     found = CutCheckpoint(checkpoint, cut.ids)
     if PackedCache(cache_dir / "packed", found, dtype).path.exists():
         return found  # written when it was checked
-    same = checkpoint.tokenizer(cache_dir, like).fingerprint == cut.fingerprint
-    return found if same and cut.ids[-1] < checkpoint.open().config.vocab_size else checkpoint
+    config = checkpoint.open().config
+    same = checkpoint.tokenizer(cache_dir, config, like).fingerprint == cut.fingerprint
+    return found if same and cut.ids[-1] < config.vocab_size else checkpoint

@@ -10,10 +10,11 @@ from pathlib import Path
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
 from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
+from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
-from specdec.models.hf import HFSource, load_hf_tokenizer, parse_hf_config, parse_quantized_config, weight_files
+from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
@@ -50,10 +51,9 @@ class HFCheckpoint:
 
         return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
-    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        shape = parse_hf_config(read_json(self.path / "config.json"), str(self.path))
-        return load_hf_tokenizer(self.path, shape, like)
+        return load_hf_tokenizer(self.path, config or HFSource(self.path, "numpy").config, like)
 
 
 class GGUFCheckpoint:
@@ -77,7 +77,7 @@ class GGUFCheckpoint:
     def open(self) -> GGUFSource:
         return GGUFSource(self._file)
 
-    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.checkpoint import Checkpoint, StoredBlocks, TensorSource
+from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
 
 _FOLDER = Path(__file__).parent / "token_frequencies"
@@ -74,8 +75,8 @@ class CutCheckpoint:
     def open(self) -> CutSource:
         return CutSource(self._checkpoint.open(), self._ids)
 
-    def tokenizer(self, cache_dir: Path, like: Tokenizer | None = None) -> Tokenizer:
-        return self._checkpoint.tokenizer(cache_dir, like)
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+        return self._checkpoint.tokenizer(cache_dir, config, like)
 
 
 class CutSource(TensorSource):
