@@ -122,7 +122,11 @@ async def serve_fleet(config: ClusterConfig, address: str | None, report: Report
         stop = _Stop()
         stop.listen()
         # Before Envoy starts: Ray exits on SIGTERM while it starts, and would leave an Envoy behind.
-        with contextlib.suppress(SystemExit), own_ray(config) if address is None else _ray_at(address):
+        with contextlib.ExitStack() as ray_runs:
+            try:
+                ray_runs.enter_context(own_ray(config) if address is None else _ray_at(address))
+            except SystemExit:
+                return
             stop.listen()
             async with envoy:
                 await _run(config, deployments, envoy, stop, report)

@@ -370,7 +370,7 @@ class SessionLink:
         former, self._settings = self._settings, settings
         if (former.cache_salt, former.model) != (settings.cache_salt, settings.model):
             self._session_id = ""
-            self.reconnect("connecting with the changed settings")
+            self.reconnect("connecting with the changed settings" if self._keeping else "")
         elif self._live is not None and former != settings:
             self._live.configure(settings, self._session_id)
         self._poked.set()
@@ -488,7 +488,8 @@ class SessionLink:
                 if self._serving is serving:  # else it was stopped, and a new start may have a session already
                     was_ready, self._ready, self._live, self._client = self._ready, False, None, None
             failures = 0 if was_ready else failures + 1
-            self._trouble = str(error or self._trouble or "the specdec server ended the session")
+            cause = self._trouble if serving.cancelled() else error  # of `reconnect`
+            self._trouble = str(cause or "the specdec server ended the session")
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
             pause_s = _LASTING_PAUSE_S if lasting else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 30))

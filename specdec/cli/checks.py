@@ -99,7 +99,7 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
         budget = plan_memory(config, on_device=on_device, tokenizer=tokenizer)
         context = context_limit(config.model_copy(update={"kv_tokens": budget.kv_tokens}), target.config)
         draft = None if on_device else measure_draft(config, target.config, tokenizer)
-        if draft is not None and config.draft is not None:
+        if draft is not None and config.draft is not None and config.speculation.enabled:
             checked_tokenizer(
                 resolve(config.draft, config.cache_dir, silent), draft.config, config.cache_dir, tokenizer
             )

@@ -336,7 +336,7 @@ def read_server(_: click.Context, option: click.Parameter, text: str | None) -> 
     places = [f"[{place}]" if place.count(":") > 1 and "]" not in place else place for place in places]  # IPv6
     for port in re.findall(r":(\d+)(?:,|$)", ",".join(places)):
         if int(port) > 65535:  # gRPC would dial another one
-            raise click.BadParameter(f"{port} is no port: they end at 65535", param=option)
+            raise click.BadParameter(f"{port} is no port; the last is 65535", param=option)
     return ",".join(place if re.search(r":\d+$", place) or not place else f"{place}:{_GRPC_PORT}" for place in places)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,9 +199,17 @@ def _self_signed(cert: Path) -> dict[str, Any]:
 def _certified(host: str, cert: Path | None) -> str:
     """``host``, or a name by which clients accept a self-signed ``cert`` if it does not name ``host``."""
     names = () if cert is None else _self_signed(cert).get("subjectAltName", ())
-    if any(name == host for _, name in names):
+    if any(_spelt(name) == _spelt(host) for _, name in names):
         return host
     return next((name for kind, name in names if kind == "DNS" and "*" not in name), host)
+
+
+def _spelt(host: str) -> str:
+    """A name, or an address in its shortest form."""
+    try:
+        return str(ip_address(host.strip("[]\n ")))
+    except ValueError:
+        return host
 
 
 def _reachable(host: str) -> str:

@@ -58,6 +58,8 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
+        self._open_calls = 0  # each for the rest of a sample; those that the server has queued count too
+        self._place_given_back = asyncio.Event()  # the next end of an open call that may have had a place at the server
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -88,31 +90,25 @@ class ResumableStream:
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
         received = (samples.get(index) or _Received(index) for index in range(n_samples))
         missing = [had for had in received if not had.finished]
-        suffixes = {had.index: f"~{had.index}" if had is not missing[0] else "" for had in missing}
-        while missing:
-            refused: list[_Received] = []  # by a key's limit: they go on once the others have ended
-            calls = [self._rest(had, suffixes[had.index], stopped, refused, len(missing) - 1) for had in missing]
-            async with aclosing(_merged(calls)) as rest:
-                async for event in rest:
-                    yield event
-            missing = refused
+        calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped) for had in missing]
+        async with aclosing(_merged(calls)) as rest:
+            async for event in rest:
+                yield event
 
     @property
     def _can_resume(self) -> bool:
         started = self._started is not None and bool(self._started.numeric_fingerprint)
         return started and self._connection.retry.resumes > 0
 
-    async def _rest(
-        self, had: _Received, suffix: str, stopped: int, refused: list[_Received], others: int
-    ) -> AsyncGenerator[Delta | Finished, None]:
+    async def _rest(self, had: _Received, suffix: str, stopped: int) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
-        engines that stopped before. refused: gets the sample if the key has no place for it beside its ``others``."""
+        engines that stopped before."""
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
-        unlike: set[str] = set()  # addresses of servers with another fingerprint
+        refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began = len(had.tokens), False
+            known, began, place_given_back = len(had.tokens), False, self._place_given_back
             try:
-                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
+                async with aclosing(self._counted_call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
                         began = True
                         if isinstance(event, Started):
@@ -129,21 +125,40 @@ class ResumableStream:
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
-                if error.metadata.get("limit") == "max_concurrent" and len(refused) < others:
-                    refused.append(had)
-                    return
+                if _has_no_place(error) and (self._open_calls or place_given_back.is_set()):
+                    await place_given_back.wait()  # other samples take the key's places
+                    continue
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call
                     continue
                 if error.reason == FingerprintMismatchError.reason:
-                    unlike.add(error.address)
+                    refused.add(error.address)
                     self._connection.leave(error.address)
-                    if self._connection.address not in unlike:
+                    if self._connection.address not in refused:
                         continue
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
+
+    async def _counted_call(
+        self, message: Message, retry: RetryPolicy, stopped: int
+    ) -> AsyncGenerator[Started | Delta | Finished, None]:
+        """`_call`, counted in ``_open_calls``."""
+        self._open_calls += 1
+        given_back = True
+        try:
+            async with aclosing(self._call(message, retry, stopped)) as events:
+                async for event in events:
+                    yield event
+        except CallError as error:
+            given_back = not _has_no_place(error)
+            raise
+        finally:
+            self._open_calls -= 1
+            if given_back:
+                self._place_given_back.set()
+                self._place_given_back = asyncio.Event()
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
@@ -226,3 +241,8 @@ async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenera
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _has_no_place(error: CallError) -> bool:
+    """Whether the call was refused because other requests take all places that ``max_concurrent`` gives its key."""
+    return error.metadata.get("limit") == "max_concurrent"

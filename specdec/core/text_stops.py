@@ -136,9 +136,9 @@ class TextCutter:
             places = [(stop.feed(char), stop) for stop in self._stops]
             if binding and any(place is not None for place, _ in places):
                 return self._earliest([*places, *((stop.end(), stop) for stop in self._stops)])
-        safe = (
-            self._before_break(min((stop.safe for stop in self._stops), default=self._seen)) if binding else self._seen
-        )
+        safe = self._seen
+        if binding:
+            safe = self._before_break(min((stop.safe for stop in self._stops), default=safe))
         if safe > self._safe:
             self._open = self._open[safe - self._safe :]
             self._safe = safe
@@ -423,7 +423,10 @@ class SuffixStop(TextStop):
             seen += visible(line)
             if self._trail or seen >= DISTINCT_CHARACTERS:
                 break
-        self._matches: list[int] = []  # lengths of the prefixes of the anchor that end the text, longest first
+        self._matches = 0  # bit n - 1: the anchor's prefix of length n ends the text
+        self._places_of: dict[str, int] = {}  # by character, bit n: the anchor has it at n
+        for place, char in enumerate(self._anchor):
+            self._places_of[char] = self._places_of.get(char, 0) | 1 << place
         self._escaped = False  # whether a backslash precedes the next character
         self._last = ""  # character that counts
         self._at = -len(lead)
@@ -435,20 +438,22 @@ class SuffixStop(TextStop):
     @property
     def safe(self) -> int:
         """The place where a possible repetition begins."""
-        return self._begin(self._matches[0] if self._matches else 0)
+        return self._begin(self._matches.bit_length())
 
     def feed(self, char: str) -> int | None:
         """See `TextStop.feed`."""
         self._advance(char)
         length = len(self._anchor)
-        if not self._matches or self._matches[0] < length:
+        if self._matches.bit_length() < length:
             return None
-        del self._matches[0]
+        self._matches ^= 1 << length - 1
         return self._begin(length) if self._repeats(length) else None
 
     def end(self) -> int | None:
         """Search for the longest prefix of the anchor that suffices."""
-        for length in self._matches:
+        for length in range(self._matches.bit_length(), 0, -1):
+            if not self._matches >> length - 1 & 1:
+                continue
             part = self._anchor[:length]
             suffices = self._trail or self._closes or part == self._anchor or visible(part) >= DISTINCT_CHARACTERS
             if suffices and part.strip() and self._repeats(length):
@@ -465,10 +470,8 @@ class SuffixStop(TextStop):
             return
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at - 1)
-        if self._matches:
-            self._matches = [length + 1 for length in self._matches if self._anchor[length] == char]
-        if char == self._anchor[0] and not (self._closes and self._escaped):
-            self._matches.append(1)
+        begins = not (self._closes and self._escaped)
+        self._matches = (self._matches << 1 | begins) & self._places_of.get(char, 0)
         self._escaped, self._last = char == "\\" and not self._escaped, char
 
     def _repeats(self, length: int) -> bool:

@@ -64,7 +64,7 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
     command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
     with (
         tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch,
-        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryFile(dir=folder) as log,
     ):
         # pip collects a download in its temporary folder, so its growth can be watched there
         environment = {**os.environ, "TMPDIR": scratch}
@@ -160,6 +160,7 @@ class Fetcher:
                     out.truncate(done)  # less what a killed fetch copied of this part
                     self._append(part, out, parts, partial(_report_part, progress, label, done, part.size, entry.size))
                 done += part.size
+            progress(label, done, entry.size)
         progress(f"checking {entry.name}", 0, 0)
         with whole.open("rb") as joined:
             digest = hashlib.file_digest(joined, "sha256").hexdigest()

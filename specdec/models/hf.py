@@ -218,7 +218,7 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
 def _read_config(data: dict[str, Any], name: str, family: str) -> ModelConfig:
     if data.get("quantization_config") is not None:
         parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
-    scores = next((each for each in data.get("architectures") or () if each.endswith(_SCORING)), None)
+    scores = next((each for each in data.get("architectures") or () if str(each).endswith(_SCORING)), None)
     if scores is not None:
         raise UnsupportedModelError(f"{name}: is a {scores}, which scores texts; use a model that ends in ForCausalLM")
     data = _language_model(data)

@@ -44,6 +44,7 @@ class HFCheckpoint:
     def open(self) -> TensorSource:
         """The tensors; for a quantised folder, a `QuantizedSource`."""
         source = HFSource(self.path)
+        source.name = self.name  # the folder of a hub's model is named by its commit
         quantized = read_json(self.path / "config.json").get("quantization_config")
         if quantized is None:
             return source
@@ -152,7 +153,8 @@ def _from_hub(repository: str, pins: Path) -> Checkpoint:
 
 def _folder(path: Path) -> Checkpoint:
     """A model folder, or a folder with a single .gguf file beside that of its image encoder."""
-    files = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name.lower())
+    found = sorted(path.glob("*.gguf"))
+    files = [file for file in found if "mmproj" not in file.name.lower()] or found
     if (path / "config.json").exists():
         return HFCheckpoint(path)
     if len(files) > 1:

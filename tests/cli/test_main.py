@@ -192,7 +192,7 @@ def test_a_port_beyond_the_last_is_not_dialled_as_another() -> None:
     for given in ("localhost:84001", "a:1,[::1]:65536,b:2"):
         done = CliRunner().invoke(cli, ["status", "--server", given])
         assert done.exit_code == 2
-        assert "is no port: they end at 65535" in done.stderr
+        assert "is no port; the last is 65535" in done.stderr
 
 
 def test_a_model_is_the_target_without_engines() -> None:

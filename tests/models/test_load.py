@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specdec.control_groups import available_bytes
 from specdec.errors import ModelError
@@ -19,6 +19,9 @@ from specdec.models.checkpoint import TensorSource
 from specdec.models.fetch import fetch_from_hub
 from specdec.models.load import load_model
 from specdec.models.memory import check_memory
+from specdec.models.pack import pack_model
+from specdec.models.progress import silent
+from specdec.models.resolve import HFCheckpoint
 from tests.models.tiny import make_tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -185,6 +188,26 @@ def test_end_tokens_are_collected_from_every_file(tiny: Tiny, tmp_path: Path) ->
     loaded = load_model(str(folder), dtype="int8", cache_dir=tmp_path)
     assert loaded.tokenizer.eos_ids == (2, 5)
     assert loaded.tokenizer.bos_id == 0
+
+
+def test_end_tokens_are_those_that_the_embedding_has(tiny: Tiny, tmp_path: Path) -> None:
+    """The embedding's rows count, whatever `vocab_size` says."""
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 376}
+    (folder / "config.json").write_text(json.dumps(config))
+    data = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(data | {"eos_token_id": [2, 380, 384]}))
+    assert HFCheckpoint(folder).tokenizer(tmp_path).eos_ids == (2, 380)
+    assert load_model(str(folder), dtype="int8", cache_dir=tmp_path).tokenizer.eos_ids == (2, 380)
+
+
+def test_a_refused_hub_model_is_named_by_its_repository(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "0123abc"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"^mine: "):
+        pack_model(HFCheckpoint(folder, "mine").open(), "int8", silent)
 
 
 def test_a_failing_source_stops_packing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,13 +82,13 @@ def test_settings_are_parsed_field_by_field() -> None:
     for tokens, found in ((2**31 - 1, 2**31 - 1), (2**31, None)):  # what a message can hold
         settings, problems = read_settings({"maxPromptTokens": tokens})
         assert (settings.max_prompt_tokens, len(problems)) == (found, found is None)
+    _, problems = read_settings({"exclude": "*.txt"})
+    assert problems == ["specdec.exclude: Input should be a valid list"]
     for nothing in (None, [], "text", 5):
         assert read_settings(nothing) == (Settings(), [])
 
 
 def test_settings_choose_the_sources_of_drafts() -> None:
-    _, problems = read_settings({"exclude": "*.txt"})
-    assert problems == ["specdec.exclude: Input should be a valid list"]
     settings, problems = read_settings({"specdec": {"indexes": ["project", "library"]}})
     assert not problems
     assert list(setup_of(settings, "s").speculation.indexes) == ["project", "library"]
