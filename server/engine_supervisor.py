@@ -45,6 +45,9 @@ class EngineState(StrEnum):
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
+PLAIN_PATIENCE = 20  # times `RestartPolicy.silent_s`, of plain kernels: a step of prompts may take minutes
+
+
 class RestartPolicy:
     """When the engine is restarted: after a death, or after ``silent_s`` seconds without a frame.
 
@@ -509,10 +512,16 @@ class EngineSupervisor:
     def _heartbeat_s(self) -> float:
         return min(1.0, self._policy.silent_s / 4)
 
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a ready engine may be silent: `RestartPolicy.silent_s`, or more if a step of prompts is slow."""
+        plain = self._info is not None and self._info.kernels == "reference"
+        slowest_s = max(self.load.prompt_ms, default=0.0) / 1e3
+        return max(self._policy.silent_s * (PLAIN_PATIENCE if plain else 1), 2 * slowest_s)
+
     async def _watch_heartbeat(self, child: EngineChild) -> None:
-        """Kill a ready engine that has been silent for `RestartPolicy.silent_s`: it hangs."""
-        limit = self._policy.silent_s
-        tick = limit / 8
+        """Kill a ready engine that has been silent for longer than `patience_s`: it hangs."""
+        tick = self._policy.silent_s / 8
         while True:
             slept_at = time.monotonic()
             await asyncio.sleep(tick)
@@ -520,8 +529,8 @@ class EngineSupervisor:
             if now - slept_at > 2 * tick:
                 # This process was stopped or starved itself; frames may lie unread, so silence proves nothing.
                 child.link.last_frame_s = now
-            if self._ready_at is not None and now - child.link.last_frame_s > limit:
-                silent_s = now - child.link.last_frame_s
+            silent_s, limit = now - child.link.last_frame_s, self.patience_s
+            if self._ready_at is not None and silent_s > limit:
                 _LOG.error("engine process %d was silent for %.1f s and is killed", child.pid, silent_s)
                 self._last_words = (False, f"it was silent for more than {limit:g} s")
                 child.kill()

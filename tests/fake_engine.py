@@ -73,7 +73,7 @@ FLUSHED = 7
 _LONGEST_SLEEP_S = 0.005
 
 INFO = EngineInfo(
-    target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
+    target="fake", draft="fake-draft", dtype="int8", kernels="native", numeric_mode="bitwise",
     max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",), eos_ids=(0,),
     threads=1, version="0", kv_dtype="fp32", weight_bytes=WEIGHT_BYTES, numeric_fingerprint=FINGERPRINT,
     embedding_size=EMBEDDING_SIZE,

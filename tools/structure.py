@@ -37,8 +37,8 @@ ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 CEILINGS = {
-    "modules": 332,
-    "lines": 81_500,
+    "modules": 331,
+    "lines": 81_100,
     "largest": 700,
     "cycles": 0,
     "step": 20,

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from server import engine_supervisor
 from server.engine_supervisor import EngineChild, EngineSupervisor, RestartPolicy
 from server.ipc import Frame, pack
 from specdec.client.connection import CallError, RetryPolicy
+from specdec.core.types import EngineLoad
 from specdec.errors import EngineDeadError
 from tests.fake_engine import INFO
 from tests.server.harness import make_config
@@ -171,3 +173,13 @@ async def test_the_end_after_processes_that_cannot_be_started_is_logged(caplog: 
     assert supervisor._after_failed_spawn(refused) is None
     assert "no such program; it is not started any more" in caplog.text
     assert "restart the server" in str(supervisor.unavailable())
+
+
+def test_a_slow_engine_may_be_silent_for_longer() -> None:
+    """A prompt's step on plain kernels, or of a large model, takes longer than any step that does not hang."""
+    supervisor = EngineSupervisor(make_config(), policy=RestartPolicy(silent_s=30.0))
+    assert supervisor.patience_s == 30.0
+    supervisor.load = EngineLoad(prompt_ms=(10.0, 5_000.0, 70_000.0))
+    assert supervisor.patience_s == 140.0
+    supervisor.adopt(replace(INFO, kernels="reference"), supervisor.config)
+    assert supervisor.patience_s == 600.0

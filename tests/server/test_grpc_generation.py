@@ -198,7 +198,7 @@ async def test_model_service_describes_the_served_model() -> None:
         info = await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())
         listed = await server.models.ListModels(model_pb2.ListModelsRequest())
         load = await server.models.GetLoad(model_pb2.GetLoadRequest())
-    assert (info.target, info.draft, info.dtype, info.kernels) == ("fake", "fake-draft", "int8", "reference")
+    assert (info.target, info.draft, info.dtype, info.kernels) == ("fake", "fake-draft", "int8", "native")
     assert info.numeric_mode == model_pb2.NUMERIC_MODE_BITWISE
     assert (info.max_context, list(info.drafters), list(info.eos_token_ids)) == (MAX_CONTEXT, ["suffix"], [0])
     assert info.engine_restarts == 0
