@@ -63,7 +63,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def read_bandwidth_gb_s(cache_dir: Path, threads: int) -> float | None:
-    """Of memory; None without native kernels, which measure it."""
+    """GB/s at which memory is read; None without native kernels, which measure it."""
     try:
         return round(BandwidthProbe(cache_dir, threads).median() / 1e9, 2)
     except KernelError:

@@ -45,7 +45,7 @@ class EngineState(StrEnum):
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
-PLAIN_PATIENCE = 20  # times `RestartPolicy.silent_s`, of plain kernels: a step of prompts may take minutes
+PLAIN_PATIENCE = 20  # factor on `RestartPolicy.silent_s` with plain kernels, whose step of a prompt may take minutes
 
 
 class RestartPolicy:

@@ -130,7 +130,7 @@ class KvEventPublisher:
         """Start the requested replays."""
         while True:
             self._begin_replay(await router.recv_multipart())
-            await asyncio.sleep(0)  # a request that waits already gives nobody else a turn
+            await asyncio.sleep(0)  # requests that wait already are read without a turn of the event loop
 
     def _begin_replay(self, parts: list[bytes]) -> None:
         if len(parts) != 3 or parts[1] or len(parts[2]) != 8:

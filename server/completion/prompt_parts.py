@@ -315,7 +315,8 @@ def _parted(breaks: list[LineBreak], end: int, largest: int) -> Iterator[LineBre
     at = 0
     yield breaks[0]
     while end - breaks[at].at > largest and at + 1 < len(breaks):
-        half, whole = (bisect_right(breaks, breaks[at].at + n, key=lambda b: b.at) for n in (largest // 2, largest))
-        near = min(max(half, at + 1), len(breaks) - 1)
-        at = max(range(near, max(whole, near + 1)), key=lambda i: (breaks[i].level, -i))
+        # The first breaks that are further on than half of ``largest`` and than all of it; at least one is a candidate.
+        near, far = (bisect_right(breaks, breaks[at].at + n, key=lambda b: b.at) for n in (largest // 2, largest))
+        near = min(max(near, at + 1), len(breaks) - 1)
+        at = max(range(near, max(far, near + 1)), key=lambda i: (breaks[i].level, -i))
         yield breaks[at]

@@ -86,7 +86,7 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
     """
     n_known = len(body.violations.found)
     tools: list[dict[str, Any]] = []
-    names: dict[str, int] = {}  # with the place of each
+    names: dict[str, int] = {}  # name -> place in the body
     for i, given in enumerate(body.objects("tools", MAX_TOOLS)):
         if flat is not None and given.text("type") not in flat.kinds:
             body.warn(f"tools[{i}]", "is not served here, and was ignored")
@@ -100,7 +100,7 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
             function.refuse("name", f"{name} is the name of tools[{names[name]}] too")
         tools.append(body.raw("tools")[i] if flat is None else _in_chat(given, name, flat.schema))
     if len(body.violations.found) > n_known:
-        return None  # a choice among tools of which some cannot be read says nothing more
+        return None  # a choice among tools that are wrong cannot be judged
     choice = body.object("tool_choice") if isinstance(body.raw("tool_choice"), dict) else None
     allowed: Collection[str] = names
     required: tuple[str, ...] | None

@@ -53,7 +53,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     rate = 0.0
     if kernels.name == "native":
         probe = BandwidthProbe(engine_config.cache_dir, threads)
-        rate = max(probe.once() for _ in range(3))  # of what is possible: noise only ever slows a read
+        rate = max(probe.once() for _ in range(3))  # the best: noise only slows a read
         console.print(f"memory read  {rate / 1e9:.1f} GB/s")
     outlook = find_outlook(engine_config, rate)
     for word, line in outlook.lines:

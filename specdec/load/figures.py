@@ -40,12 +40,12 @@ def brief(value: float) -> str:
 
 
 def spread_cells(found: Mapping[str, float], columns: Seq[str]) -> list[str]:
-    """Those of a `spread`, "-" where there are no values."""
+    """The figures of a `spread` that ``columns`` name, as texts; "-" where there are no values."""
     return [brief(found[column]) if column in found else "-" for column in columns]
 
 
 class FigureTable(NamedTuple):
-    """A table for people."""
+    """A table of texts, for a terminal."""
 
     heads: Seq[str]
     rows: Iterable[Seq[str]]

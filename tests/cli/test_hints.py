@@ -122,6 +122,13 @@ def test_the_command_that_serve_prints_runs_unchanged(tmp_path: Path, monkeypatc
         assert "Once upon a time" in asyncio.run(ask(settings))
 
 
+@pytest.mark.parametrize(("address", "printed"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_an_address_that_the_certificate_names_is_printed(address: str, printed: str, tmp_path: Path) -> None:
+    cert, key = write_self_signed(tmp_path, address=address)
+    server = ServerConfig(tls_cert=cert, tls_key=key)
+    assert f" {printed}:1 " in ready_lines(Addresses(address, 1, 2), INFO, False, server)[-1]
+
+
 def test_a_certificate_issued_by_an_authority_is_not_its_own_authority(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     server = ServerConfig(tls_cert=certificates.cert, tls_key=certificates.key)

@@ -57,6 +57,18 @@ async def counted(outcomes: Counter[str], name: str) -> bool:
     return False
 
 
+@asynccontextmanager
+async def editing(folder: Path, content: bytes) -> AsyncIterator[Neovim]:
+    """A Neovim with a Python file of ``content``, once the language server is ready. Typing has no pause."""
+    file = folder / "a.py"
+    file.write_bytes(content)
+    async with running() as server:
+        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
+        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
+            await nvim.until("return specdec.status and specdec.status.state", "ready")
+            yield nvim
+
+
 async def test_typing_and_accepting(tmp_path: Path) -> None:
     text, (line, character) = without(LINE)
     file = tmp_path / "a.py"
@@ -85,19 +97,14 @@ async def test_typing_and_accepting(tmp_path: Path) -> None:
 
 async def test_undo_takes_back_an_accepted_suggestion_and_no_more(tmp_path: Path) -> None:
     text, (line, character) = without(LINE)
-    file = tmp_path / "a.py"
-    file.write_text(text, encoding="utf-8")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
-            await nvim.type("Atot")
-            await nvim.until(GHOST, LINE[3:])
-            await nvim.type("<Tab>")
-            await nvim.until(TEXT, BOOK.rstrip("\n"))
-            await nvim.type("<Esc>u")
-            await nvim.until(TEXT, BOOK.replace(LINE, "tot").rstrip("\n"))
+    async with editing(tmp_path, text.encode()) as nvim:
+        await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
+        await nvim.type("Atot")
+        await nvim.until(GHOST, LINE[3:])
+        await nvim.type("<Tab>")
+        await nvim.until(TEXT, BOOK.rstrip("\n"))
+        await nvim.type("<Esc>u")
+        await nvim.until(TEXT, BOOK.replace(LINE, "tot").rstrip("\n"))
 
 
 ONE, REST = "total = 0", "\n    for value in values:"
@@ -106,28 +113,23 @@ TWO = ONE + REST
 
 async def test_alternatives_and_lines(tmp_path: Path) -> None:
     text, (line, character) = without(TWO)
-    file = tmp_path / "a.py"
-    file.write_text(text, encoding="utf-8")
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
-            await nvim.type("A")
-            await nvim.until(GHOST, TWO)
-            seen = [TWO]
-            for _ in range(2):
-                await nvim.type("<M-]>")
-                await nvim.until("return specdec.suggestion() ~= ...", True, seen[-1])
-                seen.append(await nvim.lua("return specdec.suggestion()"))
-            assert len({*seen}) == 3
-            await nvim.type("<M-[><M-[>")
-            await nvim.until(GHOST, TWO)
-            await nvim.type("<M-Down>")
-            await nvim.until(TEXT, BOOK.replace(TWO, ONE).rstrip("\n"))
-            await nvim.until(GHOST, REST)
-            await nvim.type("<M-Down>")
-            await nvim.until(TEXT, BOOK.rstrip("\n"))
+    async with editing(tmp_path, text.encode()) as nvim:
+        await nvim.call("nvim_win_set_cursor", 0, [line + 1, character])
+        await nvim.type("A")
+        await nvim.until(GHOST, TWO)
+        seen = [TWO]
+        for _ in range(2):
+            await nvim.type("<M-]>")
+            await nvim.until("return specdec.suggestion() ~= ...", True, seen[-1])
+            seen.append(await nvim.lua("return specdec.suggestion()"))
+        assert len({*seen}) == 3
+        await nvim.type("<M-[><M-[>")
+        await nvim.until(GHOST, TWO)
+        await nvim.type("<M-Down>")
+        await nvim.until(TEXT, BOOK.replace(TWO, ONE).rstrip("\n"))
+        await nvim.until(GHOST, REST)
+        await nvim.type("<M-Down>")
+        await nvim.until(TEXT, BOOK.rstrip("\n"))
 
 
 # What the diff of a predicted edit removes and adds, and the cursor's line.
@@ -214,18 +216,6 @@ client.request = function(...)
   return true, 0
 end
 """
-
-
-@asynccontextmanager
-async def editing(folder: Path, content: bytes) -> AsyncIterator[Neovim]:
-    """A Neovim with a Python file of ``content``, once the language server is ready. Typing has no pause."""
-    file = folder / "a.py"
-    file.write_bytes(content)
-    async with running() as server:
-        options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
-        async with neovim(NVIM, RECIPE, options, [file]) as nvim:
-            await nvim.until("return specdec.status and specdec.status.state", "ready")
-            yield nvim
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,9 +15,10 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 
 from server.grpc.errors import rich_status
+from server.grpc.request_reader import read_chat
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2, options_pb2
-from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import FieldViolation, InvalidRequestError, RequestError, ViolationCollector
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import refused, rich, running_server, stream_request
 
@@ -103,6 +105,17 @@ async def test_bad_prompts_are_named() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert bad_fields(caught.value) <= {"input", "token_ids", "request_id"}
+
+
+async def test_a_fault_of_a_conversation_as_a_whole_names_the_conversation() -> None:
+    async def refuse(*_: Any, **__: Any) -> list[int]:
+        raise InvalidRequestError.of("prompt", "takes too long to split")
+
+    chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="user", content="x")])
+    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(encode_chat=refuse))
+    violations = ViolationCollector()
+    assert await read_chat(chat, model, violations) == []
+    assert [each.field for each in violations.found] == ["chat"]
 
 
 async def test_a_too_long_prompt_reports_limit_and_length() -> None:

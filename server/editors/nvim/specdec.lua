@@ -461,13 +461,14 @@ local function map(key, choose, modes)
   end
 end
 
--- Chooses an action on the suggestion, or on the predicted edit.
+-- For `map`: the action for the displayed suggestion, else the one for the predicted edit, else nil.
 local function on(suggestion, edit)
   return function()
     return shown and suggestion or predicted and edit
   end
 end
 
+-- For `map`: `action(argument)`, whatever is displayed.
 local function always(action, argument)
   return function()
     return function()

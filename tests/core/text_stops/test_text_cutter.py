@@ -233,6 +233,16 @@ def test_a_mark_that_closes_the_string_again_is_cut(suffix: str, text: str, left
     assert cut(TextRules(closers="", quote="'", suffix=suffix), text)[0] == left
 
 
+def test_what_turns_out_to_be_no_repetition_is_shown_at_once() -> None:
+    cutter = TextCutter(TextRules(closers="", suffix=")\n"))
+    assert cutter.feed("foo(x") is None
+    assert cutter.feed(")") is None  # it closes the text's own bracket
+    assert cutter.feed("\n") is None
+    assert cutter.safe == len("foo(x)")  # a line break may be the text's last
+    assert cutter.feed("y") is None
+    assert cutter.safe == len("foo(x)\ny")
+
+
 def test_text_that_no_rule_cuts_is_kept() -> None:
     cutter = TextCutter(TextRules(max_lines=1, closers="", min_indent=4, blank_line=True))
     assert cutter.feed("a)\n\n", binding=False) is None
