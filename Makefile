@@ -132,7 +132,7 @@ map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/sc
 	$(BIN)/python -m tools.config_reference
 	$(BIN)/python -m tools.api_reference
 
-structure: model ## print the size of the code and the files of a step and a call; fails above its ceilings (ARGS=--list)
+structure: setup ## print the size of the code and its import cycles; fails above its ceilings (ARGS=--list)
 	$(BIN)/python -m tools.structure $(ARGS)
 
 clean: ## remove the environment and caches of this folder

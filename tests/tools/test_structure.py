@@ -11,7 +11,7 @@ from tools.markdown import REPOSITORY
 
 
 def test_the_tree_is_below_the_ceilings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert structure.main(["--static"]) == 0
+    assert structure.main([]) == 0
     printed = capsys.readouterr().out
     for name in ("product modules", "product lines", "largest module", "import each other"):
         assert name in printed
@@ -21,7 +21,7 @@ def test_an_exceeded_ceiling_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(structure.CEILINGS, "modules", 3)
-    assert structure.main(["--static"]) == 1
+    assert structure.main([]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("product modules")
     assert line.endswith("at most 3 allowed")
@@ -44,16 +44,3 @@ def test_only_hand_written_files_are_counted() -> None:
 )
 def test_cycles_are_found(imports: dict[str, list[str]], groups: list[str]) -> None:
     assert structure.module_cycles(imports) == groups
-
-
-def test_files_of_called_functions_are_recorded() -> None:
-    trace = structure.FilesTrace()
-    with trace.recording() as found:
-        frame = type("Frame", (), {"f_code": structure.product_files.__code__})()
-        trace(frame, "call", None)
-    assert found == []  # tools/ is no product
-    with trace.recording() as found:
-        trace(type("Frame", (), {"f_code": structure.build_engine.__code__})(), "return", None)
-        assert found == []
-        trace(type("Frame", (), {"f_code": structure.build_engine.__code__})(), "call", None)
-    assert found == ["specdec/engine/build.py"]
