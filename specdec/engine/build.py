@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from platform import machine
 from typing import Any
@@ -42,7 +42,7 @@ from specdec.core.types import (
 )
 from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.memory import draft_kv_dtype, plan_memory, report_memory, tokenizer_of_cut
+from specdec.engine.memory import draft_kv_dtype, plan_memory, report_memory
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
 from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
@@ -55,6 +55,8 @@ from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
 from specdec.models.memory import check_memory
 from specdec.models.progress import Progress
+from specdec.models.resolve import load_tokenizer
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from specdec.models.weights import ModelWeights
 from verify_kernels.backend_selection import Kernels, load_kernels
@@ -111,36 +113,18 @@ class DrafterBuilder:
         self._aux_layers = list(aux_layers)
         self.draft_name: str | None = None  # of the draft model, once it is loaded
 
-    def build(self, head: HeadModel | None) -> list[Drafter]:
-        """The configured drafters, in order. head: the result of `read_head`.
+    def build(self, lookups: Mapping[str, Drafter | None], head: HeadModel | None) -> list[Drafter]:
+        """The configured drafters, in order. lookups: the result of `lookup_drafters`. head: that of `read_head`.
 
         Raises:
-            ConfigError: a name is unknown, or an index cannot be used.
             ModelError: a draft model cannot be loaded, or memory is short.
+            ConfigError: the draft's tokenizer does not fit.
         """
         if not self._config.speculation.enabled:
             return []
-        makers: dict[str, Callable[[], Drafter]] = {
-            "grammar": GrammarDrafter,
-            "prediction": PredictionDrafter,
-            "suffix": lambda: SuffixDrafter(self._config.speculation.shared_tokens, FimParser(self._target.tokenizer)),
-            "index": self._index,
-            "model": self._configured_model,
-            "head": lambda: self._head(head),
-        }
-        drafters: list[Drafter] = []
-        for name in dict.fromkeys(self._config.drafters):
-            drafter = makers[name]() if name in makers else _oracle(name)
-            if drafter is not None:
-                drafters.append(drafter)
-            elif name != "none":
-                known = ", ".join(["none", *makers, "oracle:RATE"])
-                raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
-        return drafters
-
-    def _index(self) -> Drafter:
-        tokenizer = self._target.tokenizer
-        return IndexDrafter(IndexShelf(self._config.indexes, tokenizer.fingerprint), FimParser(tokenizer))
+        makers = {"model": self._configured_model, "head": lambda: self._head(head)}
+        built = (makers[name]() if name in makers else drafter for name, drafter in lookups.items())
+        return [drafter for drafter in built if drafter is not None]
 
     def _configured_model(self) -> Drafter:
         config = self._config
@@ -234,6 +218,32 @@ def _check_no_added_space(model: Target) -> None:
         )
 
 
+def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Drafter | None]:
+    """The configured drafters by name, in order; None: ``none``, or one with a model of its own.
+
+    tokenizer: the target's. It needs no weights, so that a wrong name or file is refused before they are loaded.
+
+    Raises:
+        ConfigError: a name is unknown, or an index cannot be used.
+    """
+    makers: dict[str, Callable[[], Drafter | None]] = {
+        "none": lambda: None,
+        "grammar": GrammarDrafter,
+        "prediction": PredictionDrafter,
+        "suffix": lambda: SuffixDrafter(config.speculation.shared_tokens, FimParser(tokenizer)),
+        "index": lambda: IndexDrafter(IndexShelf(config.indexes, tokenizer.fingerprint), FimParser(tokenizer)),
+        "model": lambda: None,
+        "head": lambda: None,
+    }
+    drafters = {}
+    for name in config.drafters if config.speculation.enabled else ():
+        drafter = drafters[name] = makers[name]() if name in makers else _oracle(name)
+        if drafter is None and name not in makers:
+            known = ", ".join([*makers, "oracle:RATE"])
+            raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
+    return drafters
+
+
 def _oracle(name: str) -> Drafter | None:
     try:
         return OracleDrafter.parse(name)
@@ -292,7 +302,8 @@ def assemble(
     """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Others: as
     for `build_parts`. Raises as `build_engine` does."""
     on_device = not isinstance(platform, HostPlatform)
-    tokenizer = None if on_device else tokenizer_of_cut(config, progress)
+    tokenizer = load_tokenizer(config.target, config.cache_dir, progress)
+    lookups = lookup_drafters(config, tokenizer)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     report_memory(budget)
     target = platform.load_target(progress, tokenizer)
@@ -315,7 +326,7 @@ def assemble(
     decoder = platform.target_decoder(target, pages, max_context, aux_layers)
     sampler = Sampler(platform.sampling)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, aux_layers, progress)
-    drafters = builder.build(head)
+    drafters = builder.build(lookups, head)
     kv_dtype, weight_bytes = _DTYPE_NAMES[platform.kv_dtype], budget.weight_bytes
     if on_device:
         embedding = 0 if target.config.tie_embeddings else target.weights.embed.nbytes

@@ -22,7 +22,6 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, measure_model
 from specdec.models.progress import Progress
-from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -178,7 +177,7 @@ def plan_memory(
     """The budget of an engine of ``config``.
 
     available: bytes; None: measured. on_device: target and draft model are in GPU memory, which is not counted.
-    tokenizer: see `tokenizer_of_cut`.
+    tokenizer: the target's; None: a draft's output table is not cut.
 
     Raises:
         ModelError: a model cannot be found or read; begins with the field, unless it is the target.
@@ -191,8 +190,8 @@ def plan_memory(
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
     if config.speculation.enabled:
-        draft = None if on_device else measure_draft(config, target.config, tokenizer, progress)
-        if draft is not None:
+        draft = measure_draft(config, target.config, tokenizer, progress)
+        if draft is not None and not on_device:
             needs += _model_needs("draft", draft, config, ("engine.draft", "engine.draft_dtype"))
             page_bytes["draft"] = kv_page_bytes(draft.config, draft_kv_dtype(config))
         if "head" in config.drafters and config.draft_head is not None:
@@ -244,22 +243,12 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
     ]
 
 
-def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:
-    """The target's tokenizer if it decides which tokens a cut draft output table keeps, else None.
-
-    Raises:
-        ModelError: it cannot be found or read.
-    """
-    cuts = config.speculation.enabled and "model" in config.drafters and config.draft_vocab > 0
-    return load_tokenizer(config.target, config.cache_dir, progress) if cuts else None
-
-
 def measure_draft(
     config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, progress: Progress | None = None
 ) -> ModelSize | None:
     """The size of the draft model on a CPU, with its output table cut; None: there is none.
 
-    target: the target's shape. tokenizer: the result of `tokenizer_of_cut`.
+    target: the target's shape. tokenizer: see `plan_memory`.
 
     Raises:
         ModelError: it cannot be found or read; begins with the field.

@@ -6,6 +6,7 @@ import json
 import resource
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from draft.model import TAIL_POOL
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.control_groups import available_bytes
-from specdec.engine.build import build_parts
+from specdec.engine.build import assemble, build_parts
 from specdec.engine.memory import (
     MemoryBudget,
     MemoryNeed,
@@ -25,8 +26,8 @@ from specdec.engine.memory import (
     kv_tokens_by_memory,
     plan_memory,
     report_memory,
-    tokenizer_of_cut,
 )
+from specdec.engine.platform import HostPlatform
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.load import load_model
@@ -35,6 +36,7 @@ from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.resolve import load_tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from tests.models.tiny import make_tiny_model
+from verify_kernels.backend_selection import load_kernels
 
 MIB = 1 << 20
 
@@ -299,7 +301,7 @@ def test_a_draft_models_output_table_is_counted_truncated(
     cut = VocabularyCut(tokenizer.fingerprint, np.arange(40, dtype=np.int32))
     monkeypatch.setattr("specdec.engine.memory.most_frequent", lambda *_: cut)
     config = make_config(folders)
-    budget = plan_memory(config, available=1 << 40, tokenizer=tokenizer_of_cut(config))
+    budget = plan_memory(config, available=1 << 40, tokenizer=tokenizer)
     (weights,) = (need.nbytes for need in budget.needs if need.what.startswith("draft: weights"))
     loaded = load_model(str(draft), dtype="int4", cache_dir=cache, cut=cut)
     assert loaded.config.output_size == 40
@@ -326,3 +328,34 @@ def test_bug_an_error_of_a_draft_names_its_field(
     given = {name: value.format(head=tmp_path) for name, value in changes.items()}
     with pytest.raises(error, match=message):
         plan_memory(make_config(folders, **{"draft": None} | given))
+
+
+class NoWeights:
+    """A platform on which the target must not be loaded; not the CPU's."""
+
+    def load_target(self, *_: object) -> None:
+        raise AssertionError("the target's weights are loaded")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculation": {"drafters": ["suffix", "sufix"]}}, r"speculation\.drafters: unknown drafter 'sufix'; known"),
+        ({"indexes": {"mine": "/nope.idx"}}, r"engine\.indexes\.mine: index /nope\.idx does not exist"),
+        ({"draft": "nosuch"}, r"engine\.draft: nosuch: no such file"),
+    ],
+)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_bug_drafters_are_checked_before_the_target_is_loaded(
+    folders: tuple[Path, Path, Path],
+    changes: dict[str, Any],
+    message: str,
+    on_device: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loading a large model takes minutes, and a misspelt name should cost none of them."""
+    monkeypatch.setattr(HostPlatform, "load_target", NoWeights.load_target)
+    config, kernels = make_config(folders, **changes), load_kernels("reference", folders[2], 1)
+    platform: Any = NoWeights() if on_device else HostPlatform(config, kernels)
+    with pytest.raises((ConfigError, ModelError), match=message):
+        assemble(config, platform, kernels, 1)
