@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
 from specdec.load.figures import QUANTILES
@@ -123,29 +121,32 @@ class PlanReport:
         kept = self.goal.share_in(self.run)
         return {"objectives": limits, "share": share, "kept_by": round(kept, 4), "enough": kept >= share}
 
-    def tables(self) -> Iterator[Table]:
-        """For a terminal."""
+    def tables(self) -> Iterator[tuple[Sequence[str], list[Sequence[str]]]]:
+        """Heads and rows of each."""
         figures = self.as_dict()
-        yield self._answer(figures)
-        latency = Table("ms", "n", "mean", *(f"p{q}" for q in QUANTILES), "max")
-        for name, found in figures["latency"].items():
-            cells = (f"{found[c]:.1f}" if found["n"] else "-" for c in ("mean", *(f"p{q}" for q in QUANTILES), "max"))
-            latency.add_row(name.removesuffix("_ms"), str(found["n"]), *cells)
-        yield latency
+        yield ("figure", "value"), list(self._answer(figures))
+        columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
+        yield (
+            ("ms", "n", *columns),
+            [
+                (
+                    name.removesuffix("_ms"),
+                    str(found["n"]),
+                    *(f"{found[c]:.1f}" if found["n"] else "-" for c in columns),
+                )
+                for name, found in figures["latency"].items()
+            ],
+        )
 
-    def _answer(self, figures: dict[str, Any]) -> Table:
-        table, goal = Table("figure", "value"), figures["goal"]
-        table.add_row("replicas", str(figures["replicas"]))
+    def _answer(self, figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        goal, requests, rates = figures["goal"], figures["requests"], figures["throughput"]
+        yield "replicas", str(figures["replicas"])
         if goal is not None:
             kept = f"{goal['kept_by']:.2%} of requests sent, {goal['share']:.2%} wanted"
-            table.add_row("within " + ", ".join(f"{limit} ms" for limit in goal["objectives"]), kept)
-        requests = figures["requests"]
-        table.add_row("requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count))
-        table.add_row("requests/s, output tokens/s", "{requests_per_s:.2f}, {output_tokens_per_s:.1f}".format(
-            **figures["throughput"]
-        ))  # fmt: skip
-        table.add_row("prefix hits", f"{figures['prefix_hit_rate']:.1%}")
-        table.add_row("requests of the busiest replica over the mean", f"{figures['max_over_mean_requests']:.2f}")
-        table.add_row("tokens per step", f"{figures['tokens_per_step']:.2f}")
-        table.add_row("simulated in", f"{figures['wall_s']:.1f} s, {figures['steps']} steps")
-        return table
+            yield "within " + ", ".join(f"{limit} ms" for limit in goal["objectives"]), kept
+        yield "requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count)
+        yield "requests/s, output tokens/s", f"{rates['requests_per_s']:.2f}, {rates['output_tokens_per_s']:.1f}"
+        yield "prefix hits", f"{figures['prefix_hit_rate']:.1%}"
+        yield "requests of the busiest replica over the mean", f"{figures['max_over_mean_requests']:.2f}"
+        yield "tokens per step", f"{figures['tokens_per_step']:.2f}"
+        yield "simulated in", f"{figures['wall_s']:.1f} s, {figures['steps']} steps"

@@ -85,7 +85,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str 
 
     Texts are printed verbatim: errors of servers and file names may look like rich's markup.
     """
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, caption=caption or None)
@@ -93,10 +92,17 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str 
         table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row)
+    table_console().print(table)
+
+
+def table_console() -> Console:
+    """As wide as the terminal; elsewhere wide enough for any table."""
+    from rich.console import Console
+
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    console.print(table)
+    return console
 
 
 def print_figures(figures: Mapping[str, Any], names: Iterable[str], width: int = 24) -> None:

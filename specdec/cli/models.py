@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from specdec.cli.bench_output import table_console
 from specdec.config import EngineConfig
 
 
@@ -36,7 +37,6 @@ def models_group() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_command(cache_dir: Path, as_json: bool) -> None:
     """Show the catalogue, and which models are already here."""
-    from rich.console import Console
     from rich.table import Table
 
     from specdec.models.catalogue import CATALOGUE, DEFAULT_MODEL
@@ -60,14 +60,14 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
         click.echo(json.dumps(rows))
         return
     table = Table("name", "model", "licence", "drafts for it", "size", "here", padding=(0, 0))
-    for column in (table.columns[0], table.columns[3]):
-        column.no_wrap = True
+    for column in table.columns:
+        column.overflow, column.no_wrap = "fold", column.header in ("name", "drafts for it")
     for entry in CATALOGUE.values():
         name = f"{entry.name}\n(default)" if entry.name == DEFAULT_MODEL else entry.name
         here = "yes" if fetcher.is_complete(entry) else "no"
         licence = entry.licence if entry.licence_in_file else f"{entry.licence} *"
         table.add_row(name, entry.title, licence, "\n".join(entry.drafts), f"{entry.size / 1e6:.0f} MB", here)
-    Console().print(table)
+    table_console().print(table)
     click.echo("* as its publisher states it; the file itself does not say")
 
 

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
-from specdec.cli.bench_output import count_option, json_option, print_json, progress_line
+from specdec.cli.bench_output import count_option, json_option, print_json, print_table, progress_line
 from specdec.cli.options import POSITIVE, FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
 from specdec.errors import ConfigError
 
@@ -110,10 +110,8 @@ def _plan(values: dict[str, Any]) -> None:
     if values["as_json"]:
         print_json(report.as_dict())
         return
-    from rich.console import Console
-
-    for table in report.tables():
-        Console().print(table)
+    for heads, rows in report.tables():
+        print_table(heads, rows)
 
 
 def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest], goal: Goal | None) -> FleetRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from specdec.cli.main import cli
 from specdec.models.catalogue import CATALOGUE, CatalogueEntry
@@ -31,6 +32,18 @@ def test_list_shows_local_models(tmp_path: Path) -> None:
     table = CliRunner().invoke(cli, ["models", "list", "--cache-dir", str(tmp_path)]).output
     assert "253 MB" in table
     assert "Apache-2.0" in table
+
+
+def test_bug_the_list_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe each title stays on its line; in a narrow terminal names stay whole, and nothing becomes an ellipsis."""
+    words = ["models", "list", "--cache-dir", str(tmp_path)]
+    piped = CliRunner().invoke(cli, words).output
+    assert all(entry.title in piped and entry.name in piped for entry in CATALOGUE.values())
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = CliRunner().invoke(cli, words).output
+    assert all(entry.name in narrow for entry in CATALOGUE.values())
+    assert "…" not in narrow
 
 
 def test_fetch_prints_the_path_or_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,10 +54,18 @@ def test_each_number_tried_has_its_share(path: str) -> None:
         assert specdec("--profile", path, *load, "--objective", objective).stderr.startswith(said)
 
 
+def test_bug_a_row_stays_on_one_line_in_a_pipe(path: str) -> None:
+    goals = [word for name in ("ttft:12345", "tpot:12345", "e2e:12345") for word in ("--objective", name)]
+    done = specdec("--profile", path, "--rate", "5", "--duration", "4", "--replicas", "2", *goals)
+    (row,) = (line for line in done.output.splitlines() if "within" in line)
+    assert "ttft:12345 ms, tpot:12345 ms, e2e:12345 ms" in row
+    assert row.rstrip(" │").endswith("of requests sent, 99.00% wanted")
+
+
 def test_a_human_readable_table(path: str) -> None:
     done = specdec("--profile", path, "--rate", "5", "--duration", "4", "--replicas", "2", "--objective", "tpot:30")
     assert done.exit_code == 0, done.output
-    for word in ("replicas", "ttft", "tpot", "prefix hits", "busiest replica"):
+    for word in ("replicas", "ttft", "tpot", "prefix hits", "busiest replica over the mean"):
         assert word in done.output
 
 
