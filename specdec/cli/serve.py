@@ -91,9 +91,10 @@ def serve_command(quiet: bool, **values: Any) -> None:
     from specdec.models.resolve import load_tokenizer
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
+    say = _log_lines if config.server.log_format == "json" else click.echo
     for engine in config.engines.values() or (config.engine,):
         hint = "" if chosen else " (the default; `specdec serve MODEL` takes another: see `specdec models list`)"
-        click.echo(f"loading {engine.target}{hint} ...", err=True)
+        say(f"loading {engine.target}{hint} ...", err=True)
     with ExitStack() as bars:
         progress = bars.enter_context(ProgressBar())
 
@@ -106,12 +107,18 @@ def serve_command(quiet: bool, **values: Any) -> None:
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
                 lines = ready_lines(addresses, info, serving.knows_chat, config.server)
-                click.echo("\n".join([*lines, *model_lines(serving.infos)]))
+                say("\n".join([*lines, *model_lines(serving.infos)]))
 
             await serving.run(on_ready)
 
         uvloop.run(serve())
-    click.echo("stopped", err=True)
+    say("stopped", err=True)
+
+
+def _log_lines(text: str, err: bool = False) -> None:
+    """In place of `click.echo`, where whatever the server prints is to be JSON."""
+    for line in text.splitlines():
+        logging.getLogger(__name__).info("%s", line.strip())
 
 
 def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str) -> None:

@@ -10,7 +10,9 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import click
 import pytest
@@ -146,6 +148,28 @@ def test_serve_accepts_the_model_in_every_position(words: list[str], monkeypatch
     assert configs[0].server.http_port == 9
     assert configs[0].engine.target == ("m" if len(words) > 1 else EngineConfig().target)
     assert ("`specdec serve MODEL`" in result.stderr) == (len(words) == 1)
+
+
+class _Ready:
+    """A server that ends as soon as it is ready."""
+
+    knows_chat = True
+    infos: ClassVar[dict[str, object]] = {"m": INFO}
+
+    async def run(self, on_ready: Callable[[Addresses, object], None]) -> None:
+        """Ready."""
+        on_ready(Addresses("box", 1, 2), INFO)
+
+
+def test_bug_with_json_logs_serve_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "Serving", lambda *_, **__: _Ready())
+    result = CliRunner().invoke(cli, ["serve", "m", "--log-format", "json"])
+    lines = [json.loads(line) for line in result.output.splitlines()]
+    said = [line["message"] for line in lines if line["logger"] == "specdec.cli.serve"]
+    assert (said[0], said[-1]) == ("loading m ...", "stopped")
+    assert said[1:-1] == [line.strip() for line in ready_lines(Addresses("box", 1, 2), INFO, True)]
+    usual = CliRunner().invoke(cli, ["serve", "m"])
+    assert usual.stdout.splitlines() == ready_lines(Addresses("box", 1, 2), INFO, True)
 
 
 class _Stopped:

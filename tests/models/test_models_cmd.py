@@ -35,7 +35,7 @@ def test_list_shows_local_models(tmp_path: Path) -> None:
 
 
 def test_bug_the_list_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe each title stays on its line; in a narrow terminal names stay whole, and nothing becomes an ellipsis."""
+    """In a pipe each title stays on its line; in a narrow terminal names stay whole, and nothing is cut."""
     words = ["models", "list", "--cache-dir", str(tmp_path)]
     piped = CliRunner().invoke(cli, words).output
     assert all(entry.title in piped and entry.name in piped for entry in CATALOGUE.values())
