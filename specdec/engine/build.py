@@ -306,6 +306,9 @@ def assemble(
     lookups = lookup_drafters(config, tokenizer)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     report_memory(budget)
+    if os.path.exists(os.path.expanduser(f"{config.target}/adapter_config.json")):
+        said = "engine.target: the adapter in %s is not applied; merge it (peft: merge_and_unload), or remove it"
+        _LOG.warning(said, config.target)
     target = platform.load_target(progress, tokenizer)
     pooling = target.tokenizer.pooling or pooling_by_name(target.name)
     if pooling in tuple(Pooling):  # it generates nothing, so nothing is drafted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,3 +360,15 @@ def test_bug_drafters_are_checked_before_the_target_is_loaded(
     platform: Any = NoWeights() if on_device else HostPlatform(config, kernels)
     with pytest.raises((ConfigError, ModelError), match=message):
         assemble(config, platform, kernels, 1)
+
+
+def test_bug_an_adapter_beside_the_model_causes_a_warning(
+    folders: tuple[Path, Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(folders[0], tmp_path / "tuned"))
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    config, kernels = make_config(folders, target=str(folder)), load_kernels("reference", folders[2], 1)
+    platform: Any = NoWeights()
+    with pytest.raises(AssertionError):
+        assemble(config, platform, kernels, 1)
+    assert f"engine.target: the adapter in {folder} is not applied" in caplog.text
