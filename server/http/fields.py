@@ -54,6 +54,7 @@ TTFT = Field(
 
 async def read_conversation(
     body: Body,
+    own: Mapping[str, Any],
     model: ServedModel,
     tools: ToolUse | None,
     *,
@@ -61,11 +62,10 @@ async def read_conversation(
     continues: bool = False,
 ) -> tuple[int, ...]:
     """Token ids of ``messages`` and of the answer's beginning. Empty: there are none, or ``messages`` are wrong, which
-    ``body`` notes. variables: of the chat template, besides those of ``body``; if they turn ``add_generation_prompt``
-    off, there is no beginning.
+    ``body`` notes. own: the fields that were read of it. variables: of the chat template, besides those of ``body``.
 
     The answer continues a last message of the assistant that has a true ``prefix``, or any that calls no tools if
-    ``continues``.
+    ``continues`` or `continue_final_message` is true. Else it begins one unless `add_generation_prompt` is false.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -83,11 +83,17 @@ async def read_conversation(
             message.refuse("content", "must be text or a list of text parts")
     if len(body.violations.found) > n_known:
         return ()
-    beginning, last, variables = "", messages[-1], variables or {}
-    is_begun = last.get("prefix") is True or (continues and not last.get("tool_calls"))  # Mistral, DeepSeek; Ollama
-    if is_begun and last["role"] == "assistant" and variables.get("add_generation_prompt", True):
+    beginning, last = "", messages[-1]
+    is_begun = own.get("continue_final_message", False)  # vLLM
+    if is_begun and (last["role"] != "assistant" or last.get("tool_calls")):
+        body.refuse("continue_final_message", "the last message is no text of the assistant; leave this field out")
+    # Mistral, DeepSeek; Ollama
+    is_begun = is_begun or last.get("prefix") is True or (continues and not last.get("tool_calls"))
+    if is_begun and last["role"] == "assistant":
         beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
         messages = messages[:-1]
+    elif not own.get("add_generation_prompt", True):
+        variables = {**(variables or {}), "add_generation_prompt": False}
     return await encode_messages(body, model, messages, tools, beginning, variables)
 
 
@@ -153,7 +159,13 @@ COMMON: Table = (
 )  # fmt: skip
 CONTINUES = "If the last one is the assistant's, the answer continues it."
 _MESSAGE = with_fields({"role": {**TEXT, "minLength": 1}, "content": either(TEXT, {"type": "array"})}, "role")
-CONVERSATION: Table = (Field("messages", listed(_MESSAGE, minItems=1)), TEMPLATE_VARIABLES, *TOOLS)
+CONVERSATION: Table = (
+    Field("messages", listed(_MESSAGE, minItems=1)),
+    TEMPLATE_VARIABLES,
+    flag_field("add_generation_prompt", "Whether a message of the assistant begins.", default=True),
+    flag_field("continue_final_message", "The answer continues the last message, which is the assistant's."),
+    *TOOLS,
+)
 
 
 _LIKENESS = 0.83  # of two names, as difflib computes it, from 0 to 1: a letter or two differ

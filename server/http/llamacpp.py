@@ -228,9 +228,9 @@ async def detokenize(call: Call) -> None:
 
 async def apply_template(call: Call) -> None:
     """A conversation as text, without the begin token, which /completion adds itself."""
-    body, _ = await call.read_request(TEMPLATE_FIELDS)
+    body, fields = await call.read_request(TEMPLATE_FIELDS)
     model = call.model
-    ids = await read_conversation(body, model, read_tools(body, model.tokenizer.loaded))
+    ids = await read_conversation(body, fields.own, model, read_tools(body, model.tokenizer.loaded))
     body.violations.raise_if_any()
     begin = tuple(await model.tokenizer.encode(""))
     shown = ids[len(begin) :] if ids[: len(begin)] == begin else ids

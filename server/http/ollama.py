@@ -272,7 +272,8 @@ async def parse_chat(call: Call) -> OllamaRequest:
         _refuse_images(message)
     ids: tuple[int, ...] = NO_PROMPT
     if not empty and not body.violations.found:
-        ids = await read_conversation(body, call.model, tools, variables=_variables(fields), continues=True)
+        own, variables = fields.own, _variables(fields)
+        ids = await read_conversation(body, own, call.model, tools, variables=variables, continues=True)
     use_tools(body, fields, tools, tokenizer)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
     return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)

@@ -57,7 +57,7 @@ async def parse_chat(call: Call) -> ChatRequest:
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
-    ids = await read_conversation(body, call.model, tools)
+    ids = await read_conversation(body, fields.own, call.model, tools)
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)

@@ -21,7 +21,6 @@ TOKENIZE_FIELDS: Table = (
     text_field("prompt"),
     flag_field("add_special_tokens", "Of a prompt; a conversation has its template's.", default=True),
     *CONVERSATION,
-    flag_field("add_generation_prompt", default=True),
     flag_field("return_token_strs"),
 )
 
@@ -47,8 +46,7 @@ async def tokenize(call: Call) -> None:
         if body.has("prompt"):
             body.refuse("prompt", "messages are given too; give one of them")
         tools = read_tools(body, model.tokenizer.loaded)
-        variables = {"add_generation_prompt": own["add_generation_prompt"]}
-        ids = await read_conversation(body, model, tools, variables=variables)
+        ids = await read_conversation(body, own, model, tools)
     body.violations.raise_if_any()
     pieces = map(model.tokenizer.loaded.token_bytes, ids)
     texts = [piece.decode("utf-8", "replace") for piece in pieces] if own["return_token_strs"] else None

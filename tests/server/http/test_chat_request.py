@@ -84,6 +84,20 @@ def test_a_last_message_with_a_prefix_is_continued() -> None:
     assert request(messages=[*HI, begun | {"content": None}]).prompt_ids == tuple(b"user:hi;")
 
 
+def test_bug_vllms_fields_continue_the_last_message_or_begin_none() -> None:
+    begun = {"role": "assistant", "content": "ab"}
+    for beside in ({}, {"add_generation_prompt": False}):  # vLLM's clients send both
+        continued = request(messages=[*HI, begun], continue_final_message=True, **beside)
+        assert continued.prompt_ids == tuple(b"user:hi;ab")
+    assert request(messages=[*HI, begun], continue_final_message=False).prompt_ids == tuple(b"user:hi;assistant:ab;")
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    for messages in (HI, [*HI, begun | {"tool_calls": [call]}]):
+        found = violations(parse_chat, {"messages": messages, "continue_final_message": True})
+        assert [each.field for each in found] == ["continue_final_message"]
+    assert request(add_generation_prompt=False).prompt_ids == tuple(b"user:hi")  # the fake template's end is missing
+    assert request(add_generation_prompt=True) == PLAIN
+
+
 def test_tools_are_rendered_unless_tool_choice_is_none() -> None:
     for choice, told in ((None, True), ("auto", True), ("none", False)):
         ask = asked(parse_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
