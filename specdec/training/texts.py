@@ -184,16 +184,24 @@ def given_files(paths: Iterable[Path]) -> list[Path]:
 def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[str], None]) -> Iterator[Prompt]:
     """Prompts from ``files``: pieces of plain text to continue, and the user's turns of conversations in .jsonl.
 
-    note: receives a line on each file that cannot be read.
+    note: receives a line on each file that cannot be read, in whole or in part.
 
     A line of .jsonl has ``messages``, ``conversations`` (ShareGPT), or one of ``prompt``, ``instruction``, ``text``.
     """
     for file in files:
         try:
             if file.suffix == ".jsonl":
+                unread = 0
                 with file.open("rb") as lines:
                     for line in lines:
-                        yield from _line_prompts(line, tokenizer, file.name)
+                        try:
+                            value = json.loads(line)
+                        except (ValueError, RecursionError):
+                            unread += bool(line.strip())
+                        else:
+                            yield from _value_prompts(value, tokenizer, file.name)
+                if unread:
+                    note(f"--texts: {unread} lines of {file} are left out: they are not JSON in UTF-8; convert them")
             else:
                 yield from _pieces(file.read_text(encoding="utf-8"), tokenizer, file.name)
         except UnicodeDecodeError:
@@ -211,11 +219,7 @@ def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
             yield Prompt((*begin, *piece), len(begin), origin)
 
 
-def _line_prompts(line: bytes, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return
+def _value_prompts(value: Any, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
     turns = _turns(value) if isinstance(value, dict) else []
     if not all(encodable(text) for turn in turns for text in turn.values()):
         return

@@ -175,3 +175,10 @@ def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written" in " ".join(run(data, blocked / "out", "--passes", "1").output.split())
+
+
+@pytest.mark.parametrize("kind", ["head", "index"])
+def test_bug_a_rank_without_effect_is_refused(kind: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["train-head", "--kind", kind, "--out", str(tmp_path), "--rank", "8"])
+    assert result.exit_code == 2
+    assert "--rank: only --kind model has one" in result.output
