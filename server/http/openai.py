@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from server.http.call import Call, Endpoint
@@ -14,7 +15,9 @@ from server.served_model import ServedModel, Task
 
 async def list_models(call: Call) -> None:
     """The models, each followed by its aliases."""
-    await call.reply(200, {"object": "list", "data": [card for model in call.server.models for card in _cards(model)]})
+    shown = [_shown(call, card) for model in call.server.models for card in _cards(model)]
+    page = {"has_more": False, "first_id": shown[0]["id"], "last_id": shown[-1]["id"]}  # as Anthropic has it
+    await call.reply(200, {"object": "list", "data": shown, **(page if _is_anthropics(call) else {})})
 
 
 async def show_model(call: Call) -> None:
@@ -22,7 +25,21 @@ async def show_model(call: Call) -> None:
     asked = call.path_params["model"]
     call.model.check_name(asked)
     cards = _cards(call.model)
-    await call.reply(200, next((card for card in cards if card["id"] == asked), cards[0]))
+    await call.reply(200, _shown(call, next((card for card in cards if card["id"] == asked), cards[0])))
+
+
+def _is_anthropics(call: Call) -> bool:
+    """Whether the client speaks Anthropic's dialect, which has other cards at the same path."""
+    return bool(call.header("anthropic-version"))
+
+
+def _shown(call: Call, card: dict[str, Any]) -> dict[str, Any]:
+    """``card`` in the client's dialect."""
+    if not _is_anthropics(call):
+        return card
+    created = datetime.fromtimestamp(card["created"], UTC).isoformat()
+    names = {"type": "model", "id": card["id"], "display_name": card["id"], "created_at": created}
+    return names | {"lifecycle": "active", "max_input_tokens": card["max_model_len"]}
 
 
 def _cards(model: ServedModel) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
 import grpc
 import pytest
@@ -60,6 +61,17 @@ def test_openai_list(server: Server) -> None:
     assert all(card["capabilities"] == CAPABILITIES for card in cards)
     for card in cards:
         assert server.client.get(f"/v1/models/{card['id']}").json() == card
+
+
+def test_bug_anthropics_clients_get_its_cards(server: Server) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    found = server.client.get("/v1/models", headers=headers).json()
+    assert [(card["type"], card["id"], card["display_name"]) for card in found["data"]] == [
+        ("model", name, name) for name in ("fake", "gpt-4o", "Org/Coder:7b")
+    ]
+    assert (found["has_more"], found["first_id"], found["last_id"]) == (False, "fake", "Org/Coder:7b")
+    assert all(datetime.fromisoformat(card["created_at"]).tzinfo for card in found["data"])
+    assert server.client.get("/v1/models/gpt-4o", headers=headers).json() == found["data"][1]
 
 
 def test_ollama_list(server: Server) -> None:

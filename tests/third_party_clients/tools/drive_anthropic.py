@@ -96,6 +96,7 @@ def main(url: str, model: str) -> None:
             **GREEDY,
         ).to_dict(),
         "count": client.messages.count_tokens(model=model, messages=messages).input_tokens,
+        "models": [[card.id, card.display_name, card.created_at.year] for card in client.models.list()],
         "missing": refused(client, model="claude-sonnet-4-5"),
         "bad": refused(client, model=model, extra_body={"temperature": -1}),
     }  # fmt: skip

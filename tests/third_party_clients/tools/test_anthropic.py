@@ -63,6 +63,12 @@ def test_formats_stops_and_prefills(seen: dict[str, Any]) -> None:
     assert seen["count"] == sum(seen["stopped"]["usage"][name] for name in ("input_tokens", "cache_read_input_tokens"))
 
 
+def test_the_models_have_names_and_times(seen: dict[str, Any]) -> None:
+    (card,) = seen["models"]
+    assert card[:2] == [MODEL, MODEL]
+    assert card[2] >= 2025
+
+
 def test_the_client_raises_its_own_errors(seen: dict[str, Any]) -> None:
     missing, bad = seen["missing"], seen["bad"]
     assert (missing["kind"], missing["status"], missing["body"]["error"]["type"]) == (
