@@ -14,7 +14,6 @@ const START_MS = 10_000; // milliseconds that a server gets to start before it m
 
 let client: LanguageClient | undefined;
 let changes: Promise<void> = Promise.resolve(); // the last of the client's starts and stops
-let modeWhenOn = "auto"; // "manual" if the user switched that off
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
   const bar = new StatusBar();
@@ -34,7 +33,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     bar,
     edits,
     vscode.commands.registerCommand("specdec.restart", restart),
-    vscode.commands.registerCommand("specdec.toggle", toggle),
+    vscode.commands.registerCommand("specdec.toggle", () => toggle(context.globalState)),
     vscode.workspace.onDidChangeConfiguration(async (change) => {
       if (STARTING.some((name) => change.affectsConfiguration(name))) {
         await restart();
@@ -90,11 +89,12 @@ function begin(bar: StatusBar, suggestions: Suggestions): void {
   });
 }
 
-async function toggle(): Promise<void> {
+async function toggle(memory: vscode.Memento): Promise<void> {
   const settings = vscode.workspace.getConfiguration(SECTION);
-  const mode = settings.get("mode", modeWhenOn);
+  const mode = settings.get<string>("mode", "auto");
   if (mode !== "off") {
-    modeWhenOn = mode;
+    await memory.update("modeWhenOn", mode); // for every window
   }
-  await settings.update("mode", mode === "off" ? modeWhenOn : "off", vscode.ConfigurationTarget.Global);
+  const next = mode === "off" ? memory.get<string>("modeWhenOn", "auto") : "off";
+  await settings.update("mode", next, vscode.ConfigurationTarget.Global);
 }

@@ -7,9 +7,15 @@ import { bars, commands, configured } from "./fake_vscode.js";
 const turn = () => new Promise(setImmediate);
 const states = () => clients.map((client) => client.state);
 
+const remembered = new Map<string, unknown>(); // of all windows
+const globalState = {
+  get: (name: string, other: unknown) => remembered.get(name) ?? other,
+  update: async (name: string, value: unknown) => void remembered.set(name, value),
+};
+
 async function active() {
   clients.length = 0;
-  void activate({ subscriptions: [] } as never);
+  void activate({ subscriptions: [], globalState } as never);
   await turn();
 }
 
@@ -49,6 +55,18 @@ test("switched on again, suggestions come as they did before", async () => {
     await commands.run("specdec.toggle");
     assert.equal(configured.mode, mode);
   }
+  delete configured.mode;
+  clients[0]?.ready();
+  await deactivate();
+});
+
+test("how suggestions came before holds for every window", async () => {
+  await active();
+  configured.mode = "auto";
+  await commands.run("specdec.toggle");
+  await globalState.update("modeWhenOn", "manual"); // by another window
+  await commands.run("specdec.toggle");
+  assert.equal(configured.mode, "manual");
   delete configured.mode;
   clients[0]?.ready();
   await deactivate();
