@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import specdec
 from specdec.cli.serve import serve_command
 from specdec.config import ServerConfig
 from tests.server.observe.metrics.scrape import Scrape
@@ -106,6 +107,14 @@ def test_queries_are_balanced_and_panels_do_not_overlap() -> None:
 
 def serve_flags(words: list[str]) -> set[str]:
     return {word for word in words if word.startswith("--")}
+
+
+def test_bug_the_documents_build_the_images_that_are_deployed() -> None:
+    places = [*DEPLOY.rglob("*"), *(DEPLOY.parent / "docs").glob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in places if path.is_file()]
+    built = {tag for text in texts for tag in re.findall(r"docker build \S.* -t (\S+) \.", text)}
+    deployed = {tag for text in texts for tag in re.findall(r"image: (specdec\S*)", text)}
+    assert built == deployed == {f"specdec:{specdec.__version__}", f"specdec-cluster:{specdec.__version__}"}
 
 
 def known_flags() -> set[str]:
