@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from server.experiment.config import ExperimentConfig, StrictModel
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
@@ -26,20 +26,6 @@ class Manifest(StrictModel):
     config: ExperimentConfig
     started: str = Field("", description="ISO 8601")
     facts: dict[str, str] = Field(default_factory=dict, description="shown in the report: hardware, commit, model")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_former_fields(cls, given: Any) -> Any:
-        """Manifests of earlier versions may name fields that plans no longer have."""
-        config = given.get("config") if isinstance(given, dict) else None
-        if isinstance(config, dict):
-            for name in ("covariate", "store_prompts"):
-                config.pop(name, None)
-            if isinstance(load := config.get("load"), dict):
-                load.pop("per_turn", None)
-            if isinstance(assignment := config.get("assignment"), dict):
-                assignment.pop("shadow", None)
-        return given
 
     @property
     def started_s(self) -> float:
@@ -85,7 +71,8 @@ class ExperimentFolder:
     def manifest(self) -> Manifest:
         path = self.path / _MANIFEST
         try:
-            return Manifest.model_validate_json(path.read_bytes())
+            # Those of earlier versions may name fields that plans no longer have.
+            return Manifest.model_validate_json(path.read_bytes(), extra="ignore")
         except OSError as error:
             raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
         except ValidationError as error:
