@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
+from specdec.errors import ConfigError
 
 MAX_OUTPUTS = 1024  # remembered outputs, the most recently used ones
 PREFIX = "oracle:"
@@ -48,7 +49,7 @@ class OracleDrafter(Drafter):
         """The drafter of a name such as ``oracle:0.8``; None for any other name.
 
         Raises:
-            ValueError: the rate is no number within 0..1.
+            ConfigError: the rate is no number within 0..1.
         """
         if not name.startswith(PREFIX):
             return None
@@ -57,7 +58,7 @@ class OracleDrafter(Drafter):
         except ValueError:
             rate = -1.0
         if not 0.0 <= rate <= 1.0:
-            raise ValueError(f"{name}: an oracle's rate is a number within 0 and 1")
+            raise ConfigError(f"engine.speculation.drafters: {name}: an oracle's rate is a number within 0 and 1")
         return cls(rate)
 
     def begin(self, sequence: Sequence) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import grimp
 
@@ -35,11 +34,6 @@ def product_files() -> dict[str, int]:
     return {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items() if path.exists()}
 
 
-def is_module(name: str) -> bool:
-    """Whether a source file is a Python module other than ``__init__``."""
-    return name.endswith(".py") and not name.endswith("__init__.py")
-
-
 def module_cycles(imports: Mapping[str, Collection[str]]) -> list[str]:
     """Groups of modules that import each other, from module -> imported modules. Lazy and type-only imports count."""
     above = {module: set(imported) for module, imported in imports.items()}
@@ -51,11 +45,6 @@ def module_cycles(imports: Mapping[str, Collection[str]]) -> list[str]:
     return sorted(" <-> ".join(sorted(group)) for group in groups if len(group) > 1)
 
 
-def product_imports(graph: Any) -> dict[str, set[str]]:
-    """Module -> modules of the product that it imports. Packages count as their ``__init__``."""
-    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures, with ``--list`` the files behind them; returns 1 if one exceeds its ceiling."""
     parser = argparse.ArgumentParser(prog="python -m tools.structure", description=__doc__)
@@ -64,15 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exceeded = []
 
     def report(key: str, name: str, found: list[str], number: int | None = None) -> None:
-        value, ceiling = len(found) if number is None else number, CEILINGS.get(key)
-        print(f"{value:7,}  {'' if ceiling is None else f'<= {ceiling:,}':>9}  {name}")
-        if ceiling is not None and value > ceiling:
+        value, ceiling = len(found) if number is None else number, CEILINGS[key]
+        print(f"{value:7,}  {f'<= {ceiling:,}':>9}  {name}")
+        if value > ceiling:
             exceeded.append(f"{name}: {value:,}, at most {ceiling:,} allowed")
         if options.list:
             print("".join(f"{'':22}{line}\n" for line in found), end="")
 
     lines, graph = product_files(), grimp.build_graph(*PACKAGES, cache_dir=None)
-    modules = sorted(filter(is_module, lines))
+    modules = sorted(name for name in lines if name.endswith(".py") and not name.endswith("__init__.py"))
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     kinds = Counter[str]()
     for name, count in lines.items():
         kinds[name.rsplit(".", 1)[1]] += count
@@ -81,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_kind = [f"{count:6} .{kind}" for kind, count in kinds.most_common()]
     report("lines", f"product lines, blank ones too ({' '.join(SOURCES)})", by_kind, sum(lines.values()))
     report("largest", "lines of the largest module", largest, int(largest[0].split()[0]))
-    report("cycles", "groups of modules that import each other", module_cycles(product_imports(graph)))
+    report("cycles", "groups of modules that import each other", module_cycles(imports))
     for line in exceeded:
         print(line, file=sys.stderr)
     return 1 if exceeded else 0

@@ -8,7 +8,6 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
-_DATES = (9, 10)  # OpenSSL's verify codes: not yet valid, expired
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +103,16 @@ def _refused_by_date(cert: Path, server: ssl.SSLContext) -> str:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking, answering = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
-    try:
-        client.load_verify_locations(cert)
-        for side in (asking, answering, asking):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message if error.verify_code in _DATES else ""
-    except ssl.SSLError:  # the dates are not known
-        pass
+    for side in (asking, answering, asking):
+        try:
+            side.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message if error.verify_code in (9, 10) else ""  # OpenSSL's: not yet valid, expired
+        except ssl.SSLError:  # it waits for the other side, or fails for another reason
+            pass
     return ""
 
 

@@ -16,8 +16,8 @@ from server.served_model import ServedModel, Task
 async def list_models(call: Call) -> None:
     """The models, each followed by its aliases."""
     shown = [_shown(call, card) for model in call.server.models for card in _cards(model)]
-    page = {"has_more": False, "first_id": shown[0]["id"], "last_id": shown[-1]["id"]}  # as Anthropic has it
-    await call.reply(200, {"object": "list", "data": shown, **(page if _is_anthropics(call) else {})})
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]}  # Anthropic's
+    await call.reply(200, {"object": "list", "data": shown, "has_more": False, **ends})
 
 
 async def show_model(call: Call) -> None:
@@ -28,14 +28,9 @@ async def show_model(call: Call) -> None:
     await call.reply(200, _shown(call, next((card for card in cards if card["id"] == asked), cards[0])))
 
 
-def _is_anthropics(call: Call) -> bool:
-    """Whether the client speaks Anthropic's dialect, which has other cards at the same path."""
-    return bool(call.header("anthropic-version"))
-
-
 def _shown(call: Call, card: dict[str, Any]) -> dict[str, Any]:
-    """``card`` in the client's dialect."""
-    if not _is_anthropics(call):
+    """``card``, or Anthropic's form of it for its clients."""
+    if not call.header("anthropic-version"):
         return card
     created = datetime.fromtimestamp(card["created"], UTC).isoformat()
     names = {"type": "model", "id": card["id"], "display_name": card["id"], "created_at": created}

@@ -237,18 +237,11 @@ def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Dra
     }
     drafters = {}
     for name in config.drafters if config.speculation.enabled else ():
-        drafter = drafters[name] = makers[name]() if name in makers else _oracle(name)
+        drafter = drafters[name] = makers[name]() if name in makers else OracleDrafter.parse(name)
         if drafter is None and name not in makers:
             known = ", ".join([*makers, "oracle:RATE"])
             raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
     return drafters
-
-
-def _oracle(name: str) -> Drafter | None:
-    try:
-        return OracleDrafter.parse(name)
-    except ValueError as error:
-        raise ConfigError(f"engine.speculation.drafters: {error}") from None
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:

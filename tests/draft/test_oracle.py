@@ -8,6 +8,7 @@ from draft import oracle
 from draft.oracle import OracleDrafter
 from specdec.core.sequence import Sequence
 from specdec.core.types import SamplingParams
+from specdec.errors import ConfigError
 from tests.draft.helpers import accepted, make_sequence, make_task, propose, replay
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -164,5 +165,5 @@ def test_names() -> None:
         assert parsed.name == name
     assert OracleDrafter.parse("suffix") is None
     for bad in ("oracle:", "oracle:x", "oracle:1.1", "oracle:-0.1", "oracle:nan"):
-        with pytest.raises(ValueError, match="rate"):
+        with pytest.raises(ConfigError, match="rate"):
             OracleDrafter.parse(bad)
