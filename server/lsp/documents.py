@@ -235,7 +235,7 @@ class Project:
     def name_of(self, uri: str) -> str:
         """A document's path in its folder, after the folder's name if several are open; the bare file name outside of
         all folders."""
-        folder = self._folder_of(uri)
+        uri, folder = _file_of(uri), self._folder_of(uri)
         if folder is None:
             return unquote(uri.rstrip("/").rpartition("/")[2]) or uri
         path = unquote(uri[len(folder.uri.rstrip("/")) + 1 :])
@@ -247,8 +247,16 @@ class Project:
         return "" if folder is None else folder.name
 
     def _folder_of(self, uri: str) -> types.WorkspaceFolder | None:
-        inside = [folder for folder in self._folders if uri.startswith(folder.uri.rstrip("/") + "/")]
+        inside = [folder for folder in self._folders if _file_of(uri).startswith(folder.uri.rstrip("/") + "/")]
         return max(inside, key=lambda folder: len(folder.uri), default=None)
+
+
+def _file_of(uri: str) -> str:
+    """``uri``, or that of the notebook for one of VS Code's cells."""
+    scheme, _, path = uri.partition("#")[0].partition(":")
+    if scheme != "vscode-notebook-cell":
+        return uri
+    return f"vscode-remote:{path}" if path.startswith("//") else f"file://{path}"
 
 
 def folders_of(params: types.InitializeParams) -> list[types.WorkspaceFolder]:

@@ -54,8 +54,7 @@ def train_head_command(kind: str, out: Path, data: Path | None, draft: str | Non
 
     if (kind == "model") != (draft is not None):
         raise click.UsageError("--draft: --kind model needs the small model to train, and the other kinds take none")
-    ranked = click.get_current_context().get_parameter_source("rank") == ParameterSource.COMMANDLINE
-    if kind != "model" and ranked:
+    if kind != "model" and click.get_current_context().get_parameter_source("rank") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--rank: only --kind model has one; leave it out")
     plan = TrainingPlan(out=out, data=data or out / "texts", draft=draft, index=kind == "index", **values)
     with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:

@@ -129,6 +129,17 @@ async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_accepted(extens
     assert outcomes["shown"] >= 1
 
 
+async def test_bug_a_cell_of_a_notebook_gets_suggestions(extensions: Path, tmp_path: Path) -> None:
+    source = TEXT[: TEXT.index("    return total / len")].removesuffix("\n")
+    cells = [{"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": source}]
+    notebook = {"cells": cells, "metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
+    async with running() as server, code(tmp_path, extensions, server.address) as editor:
+        editor.document = editor.document.with_name("a.ipynb")
+        editor.document.write_text(json.dumps(notebook), encoding="utf-8")
+        seen = [look async for look in editor.use("cell")]
+    assert seen == [{"whole": LINE[1:]}]
+
+
 async def test_a_word_is_accepted_and_the_rest_is_not(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("takeWord")]

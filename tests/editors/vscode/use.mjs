@@ -84,6 +84,16 @@ const scenarios = {
     tell({ status: await status(), whole, rest });
   },
 
+  async cell() {
+    await page.goto(url);
+    await showing("sparkle"); // by then VS Code knows notebooks
+    await page.getByRole("treeitem", { name: basename(file) }).dblclick();
+    await page.locator(".notebookOverlay .view-lines").click();
+    await page.keyboard.press("Control+End");
+    await page.keyboard.type("t");
+    tell({ whole: await suggested() });
+  },
+
   async takeWord() {
     const whole = await begun();
     await page.keyboard.press("Control+ArrowRight");

@@ -52,6 +52,11 @@ def test_names_reveal_nothing_above_the_project() -> None:
     assert project.repository_of(f"{ONE.uri}/src/a.py") == "one"
     assert (project.name_of("file:///etc/hosts"), project.repository_of("file:///etc/hosts")) == ("hosts", "")
     assert project.name_of("untitled:Untitled-1") == "untitled:Untitled-1"
+    cell = ONE.uri.replace("file://", "vscode-notebook-cell:") + "/src/a.ipynb#W0sZmlsZQ%3D%3D"
+    assert (project.name_of(cell), project.repository_of(cell)) == ("src/a.ipynb", ONE.name)
+    assert project.name_of("vscode-notebook-cell:/etc/b.ipynb#W1s") == "b.ipynb"
+    far = types.WorkspaceFolder("vscode-remote://host/home/c", "c")
+    assert Project([far]).name_of("vscode-notebook-cell://host/home/c/d.ipynb#W1s") == "d.ipynb"
     project.change(types.WorkspaceFoldersChangeEvent(added=[TWO], removed=[]))
     assert project.name_of(f"{TWO.uri}/a.py") == "two/a.py"
     project.change(types.WorkspaceFoldersChangeEvent(added=[], removed=[ONE]))

@@ -8,7 +8,7 @@ import { type Status, StatusBar } from "./status_bar.js";
 import { Suggestions } from "./suggestions.js";
 
 const PREDICT = "textDocument/copilotInlineEdit";
-const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode-remote" }];
+const DOCUMENTS = ["file", "untitled", "vscode-remote", "vscode-notebook-cell"].map((scheme) => ({ scheme }));
 
 const START_MS = 10_000; // milliseconds that a server gets to start before it may be killed
 
