@@ -126,17 +126,11 @@ class PlanReport:
         figures = self.as_dict()
         yield ("figure", "value"), list(self._answer(figures))
         columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
-        yield (
-            ("ms", "n", *columns),
-            [
-                (
-                    name.removesuffix("_ms"),
-                    str(found["n"]),
-                    *(f"{found[c]:.1f}" if found["n"] else "-" for c in columns),
-                )
-                for name, found in figures["latency"].items()
-            ],
-        )
+        rows: list[Sequence[str]] = []
+        for name, found in figures["latency"].items():
+            cells = (f"{found[column]:.1f}" if found["n"] else "-" for column in columns)
+            rows.append((name.removesuffix("_ms"), str(found["n"]), *cells))
+        yield ("ms", "n", *columns), rows
 
     def _answer(self, figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
         goal, requests, rates = figures["goal"], figures["requests"], figures["throughput"]

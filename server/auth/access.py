@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def _refused_by_date(cert: Path, server: ssl.SSLContext) -> str:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(cert)
+    with suppress(OSError):  # it has changed meanwhile
+        client.load_verify_locations(cert)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking, answering = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
     for side in (asking, answering, asking):
