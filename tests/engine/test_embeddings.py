@@ -168,8 +168,8 @@ def test_an_embedding_model_loads_no_draft(tmp_path: Path) -> None:
     """The models of a server may share ``draft``."""
     folder = str(make_embedder(tmp_path / "m"))
     config = EngineConfig(
-        target=folder, draft=folder, device="cpu", kernels="reference", kv_tokens=64 * 9, cache_dir=tmp_path,
-        speculation=SpeculationConfig(profile_s=0.01),
+        target=folder, draft=folder, device="cpu", kernels="native", kv_tokens=64 * 9,
+        cache_dir=Path("~/.cache/specdec"), speculation=SpeculationConfig(profile_s=0.01),
     )  # fmt: skip
     info = build_parts(config).info
     assert (info.pooling, info.draft, info.drafters) == (Pooling.LAST, None, ())

@@ -40,6 +40,8 @@ from tests.models.tiny import make_tiny_model
 from verify_kernels.backend_selection import load_kernels
 
 MIB = 1 << 20
+# The library is built already; the self-test of the reference kernels takes seconds.
+BUILT = {"device": "cpu", "draft": None, "kernels": "native", "cache_dir": Path("~/.cache/specdec")}
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +129,12 @@ def test_an_engine_that_does_not_fit_is_rejected_before_loading(
     monkeypatch.setattr("specdec.engine.memory.available_bytes", lambda: 300 * MIB)
     monkeypatch.setattr("specdec.engine.platform.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 12800000 to"):
-        build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))
+        build_parts(make_config(folders, kv_tokens=64 * 200_000, **BUILT))
 
 
 def test_a_cache_type_that_needs_a_gpu_is_rejected_without_one(folders: tuple[Path, Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"engine\.kv_dtype: fp8 needs a GPU"):
-        build_parts(make_config(folders, kv_dtype="fp8", device="cpu", kernels="reference"))
+        build_parts(make_config(folders, kv_dtype="fp8", **BUILT))
 
 
 def test_possible_later_allocations_cause_a_warning_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,7 +265,7 @@ def test_memory_for_future_texts_is_reserved_unless_one_sequence_needs_it(
 
 
 def test_an_engine_has_the_planned_cache(folders: tuple[Path, Path, Path]) -> None:
-    config = make_config(folders, kv_tokens=0, max_batch=4, draft=None, device="cpu", kernels="reference")
+    config = make_config(folders, kv_tokens=0, max_batch=4, **BUILT)
     parts = build_parts(config.model_copy(update={"speculation": SpeculationConfig(profile_s=0, drafters=())}))
     assert parts.info.kv_tokens == parts.config.kv_tokens == 4 * (parts.info.max_context + 64)
     assert parts.kv.n_total == parts.info.kv_tokens // 64
@@ -273,7 +275,7 @@ def test_a_cache_that_no_longer_fits_once_the_model_is_loaded_is_rejected(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speculation = SpeculationConfig(profile_s=0, drafters=())
-    config = make_config(folders, draft=None, device="cpu", kernels="reference", speculation=speculation)
+    config = make_config(folders, speculation=speculation, **BUILT)
     shape = measure_model(str(folders[0]), dtype="int8", cache_dir=folders[2]).config
     pool = 100 * kv_page_bytes(shape, host_kv_dtype(config))
     needed = pool + config.max_step_rows * shape.vocab_size * 4 + config.spare_bytes
@@ -288,7 +290,7 @@ def test_a_context_larger_than_the_cache_causes_a_warning(
     folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     speculation = SpeculationConfig(profile_s=0, drafters=())
-    config = make_config(folders, kv_tokens=256, max_context=512, draft=None, device="cpu", kernels="reference")
+    config = make_config(folders, kv_tokens=256, max_context=512, **BUILT)
     parts = build_parts(config.model_copy(update={"speculation": speculation}))
     assert parts.info.max_context == 192
     assert "engine.max_context: the KV cache has room for sequences of 192 tokens, not of 512" in caplog.text

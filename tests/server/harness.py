@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,9 @@ from specdec.config import Config, EngineConfig, ServerConfig
 from tests.fake_engine import ECHO
 from tests.server.fake_tokenizer import FakeTokenizer
 
-DETAIL_TYPES = (details.BadRequest, details.ErrorInfo, details.RetryInfo, details.ResourceInfo)
+DETAIL_TYPES = (
+    details.BadRequest, details.ErrorInfo, details.QuotaFailure, details.ResourceInfo, details.RetryInfo
+)  # fmt: skip
 
 
 @dataclass
@@ -131,6 +133,13 @@ async def refused(call: grpc.aio.UnaryStreamCall) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass
+    return caught.value
+
+
+async def failed(call: Awaitable[Any]) -> grpc.aio.AioRpcError:
+    """The error a unary call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
     return caught.value
 
 

@@ -23,9 +23,8 @@ from specdec.config import Config
 from specdec.errors import EngineDeadError
 from tests.fake_engine import FLUSHED
 from tests.server.auth.key_files import make_key
-from tests.server.harness import make_config, refused, stream_request
+from tests.server.harness import failed, make_config, refused, rich, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
-from tests.server.test_auth_grpc import found
 
 
 def with_draft(draft: str | None) -> Config:
@@ -46,12 +45,6 @@ async def administered(
         yield server, stubs
 
 
-async def failed(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 async def draft_of(stubs: Any) -> str | None:
     info = await stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest())
     return info.draft if info.HasField("draft") else None
@@ -68,7 +61,7 @@ async def test_only_admin_keys_are_authorized(tmp_path: Path) -> None:
         for method, request in calls:
             error = await failed(getattr(stubs.admin, method)(request))
             assert error.code() == grpc.StatusCode.PERMISSION_DENIED
-            assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
+            assert rich(error)[ErrorInfo].reason == "PERMISSION_DENIED"
         with server.model.gate.enter():
             pass  # it does not drain
     async with secure_server() as server, server.stubs() as stubs:  # without keys no caller is an operator
@@ -86,8 +79,8 @@ async def test_drain_waits_for_running_calls(tmp_path: Path) -> None:
         assert status.status == health_pb2.HealthCheckResponse.NOT_SERVING
         error = await refused(stubs.generation.GenerateStream(stream_request("hello")))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
-        assert found(error, ErrorInfo).reason == "DRAINING"
-        assert found(error, RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+        assert rich(error)[ErrorInfo].reason == "DRAINING"
+        assert rich(error)[RetryInfo].retry_delay.ToTimedelta().total_seconds() > 0
         draining = asyncio.ensure_future(stubs.admin.Drain(admin.DrainRequest()))
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
         assert (await draining).running == 0
@@ -95,7 +88,7 @@ async def test_drain_waits_for_running_calls(tmp_path: Path) -> None:
             pass
         for bad in (-1.0, math.nan, math.inf):
             error = await failed(stubs.admin.Drain(admin.DrainRequest(timeout_s=bad)))
-            assert found(error, BadRequest).field_violations[0].field == "timeout_s"
+            assert rich(error)[BadRequest].field_violations[0].field == "timeout_s"
 
 
 async def test_flush_reports_the_freed_pages(tmp_path: Path) -> None:
@@ -115,7 +108,7 @@ async def test_a_draft_is_swapped_and_removed(tmp_path: Path) -> None:
         answer = await stubs.admin.SwapDraft(admin.SwapDraftRequest())
         assert (answer.HasField("draft"), list(answer.drafters)) == (False, ["suffix"])
         error = await refused(stubs.generation.GenerateStream(request))  # it is not loaded any more
-        assert found(error, BadRequest).field_violations[0].field == "speculation.drafters"
+        assert rich(error)[BadRequest].field_violations[0].field == "speculation.drafters"
 
 
 async def test_a_head_is_swapped_beside_the_draft_also_for_a_restart(tmp_path: Path) -> None:
@@ -135,7 +128,7 @@ async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
             ("broken", grpc.StatusCode.INTERNAL, "INTERNAL"),
         ):
             error = await failed(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft=draft)))
-            assert (error.code(), found(error, ErrorInfo).reason) == (code, reason)
+            assert (error.code(), rich(error)[ErrorInfo].reason) == (code, reason)
             assert "secret" not in str(error.details())
             assert await draft_of(stubs) == "old"
         assert "cannot be found" in str(
@@ -143,7 +136,7 @@ async def test_a_failed_swap_keeps_the_old_draft(tmp_path: Path) -> None:
         )
         for bad in (admin.SwapDraftRequest(draft="x", dtype="int2"), admin.SwapDraftRequest(dtype="int8")):
             error = await failed(stubs.admin.SwapDraft(bad))
-            assert found(error, BadRequest).field_violations[0].field == "dtype"
+            assert rich(error)[BadRequest].field_violations[0].field == "dtype"
         assert [m async for m in running][-1].WhichOneof("event") == "finished"
         assert server.client.engine.restarts == 0
 
@@ -156,8 +149,8 @@ async def test_requests_are_served_while_a_draft_is_loaded(tmp_path: Path) -> No
         assert messages[-1].WhichOneof("event") == "finished"
         assert not swapping.done()
         error = await failed(stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="small")))
-        assert (error.code(), found(error, ErrorInfo).reason) == (grpc.StatusCode.UNAVAILABLE, "SWAP_UNDER_WAY")
-        assert found(error, RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+        assert (error.code(), rich(error)[ErrorInfo].reason) == (grpc.StatusCode.UNAVAILABLE, "SWAP_UNDER_WAY")
+        assert rich(error)[RetryInfo].retry_delay.ToTimedelta().total_seconds() > 0
         assert (await swapping).draft == "slow"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure, RetryInfo
-from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -19,24 +18,13 @@ from specdec.api.v1 import admin_pb2, model_pb2, options_pb2
 from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
-from tests.server.harness import reflection_of, refused, stream_request
+from tests.server.harness import failed, reflection_of, refused, rich, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
 
 
 @pytest.fixture(autouse=True)
 def _files_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_watch.FileWatch.__init__, "__defaults__", (0.0, file_watch.time.monotonic))
-
-
-def found(error: grpc.aio.AioRpcError, kind: Any) -> Any:
-    """A detail of a failed call."""
-    trailers = dict(error.trailing_metadata() or ())
-    for packed in Status.FromString(trailers["grpc-status-details-bin"]).details:
-        if packed.Is(kind.DESCRIPTOR):
-            message = kind()
-            packed.Unpack(message)
-            return message
-    raise AssertionError(f"no {kind.__name__}")
 
 
 async def code_of(call: Any) -> grpc.StatusCode:
@@ -65,7 +53,7 @@ async def test_every_call_needs_a_known_key(tmp_path: Path) -> None:
             async with server.stubs(wrong) as stubs:
                 error = await refused(stubs.generation.GenerateStream(stream_request("hello")))
                 assert error.code() == grpc.StatusCode.UNAUTHENTICATED
-                assert found(error, ErrorInfo).reason == "UNAUTHENTICATED"
+                assert rich(error)[ErrorInfo].reason == "UNAUTHENTICATED"
                 for call in (
                     stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest()),
                     stubs.models.GetTrace(model_pb2.GetTraceRequest()),
@@ -161,15 +149,13 @@ async def test_limits_are_rejected_with_a_retry_delay(tmp_path: Path) -> None:
             stubs.generation.Generate(pb.GenerateRequest(text="x")),
             stubs.generation.Prefill(pb.PrefillRequest(text="x")),
         ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            error = caught.value
+            error = await failed(call)
             assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            info = found(error, ErrorInfo)
+            info = rich(error)[ErrorInfo]
             assert (info.reason, info.metadata["limit"]) == ("RATE_LIMITED", "requests_per_minute")
-            wait = found(error, RetryInfo).retry_delay.ToTimedelta().total_seconds()
+            wait = rich(error)[RetryInfo].retry_delay.ToTimedelta().total_seconds()
             assert 25 < wait <= 30
-            assert found(error, QuotaFailure).violations[0].subject == "key:a"
+            assert rich(error)[QuotaFailure].violations[0].subject == "key:a"
             pushback = dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"]
             assert float(str(pushback)) == pytest.approx(wait * 1e3, abs=1)
         assert await code_of(others.generation.Generate(pb.GenerateRequest(text="x"))) == grpc.StatusCode.OK

@@ -10,6 +10,7 @@ import grpc
 import httpx
 import pytest
 
+from specdec.api.v1 import model_pb2
 from tests.server.harness import Harness, running_server, stream_request
 
 STREAMS = 40
@@ -49,7 +50,7 @@ async def test_sigkill_under_load_ends_every_stream_and_serving_continues() -> N
                 assert not text.rstrip().endswith('"finish_reason":"length"')
             assert client.in_flight == 0
             await client.engine.wait_ready()
-            assert client.engine.restarts == 1
+            assert (await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())).engine_restarts == 1
             again = server.generation.GenerateStream(stream_request("hello"))
             assert [m async for m in again][-1].WhichOneof("event") == "finished"
             metrics = (await http.get("/metrics")).text

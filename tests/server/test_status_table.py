@@ -12,22 +12,18 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2 as details
-from google.rpc.status_pb2 import Status
+from google.rpc.error_details_pb2 import ResourceInfo
 
-from specdec.api.v1 import admin_pb2, options_pb2
+from specdec.api.v1 import admin_pb2, model_pb2, options_pb2
 from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.key_files import make_key
-from tests.server.harness import refused, stream_request
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import failed, refused, rich, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
 
 Error = grpc.aio.AioRpcError
 Scenario = Callable[[SecureServer, Any], Awaitable[Error]]
 CODE = grpc.StatusCode
-DETAILS = {
-    kind.DESCRIPTOR.full_name: kind
-    for kind in (details.BadRequest, details.ErrorInfo, details.QuotaFailure, details.ResourceInfo, details.RetryInfo)
-}
 
 
 async def ends(stubs: Any, **values: Any) -> Error:
@@ -57,8 +53,15 @@ async def no_fim_tokens(server: SecureServer, stubs: Any) -> Error:
     return await refused(stubs.generation.GenerateStream(request))
 
 
+async def no_chat_template(server: SecureServer, stubs: Any) -> Error:
+    chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="user", content="x")])
+    return await refused(stubs.generation.GenerateStream(pb.GenerateStreamRequest(chat=chat)))
+
+
 async def unknown_model(server: SecureServer, stubs: Any) -> Error:
-    return await ends(stubs, model="other")
+    error = await ends(stubs, model="other")
+    assert rich(error)[ResourceInfo].resource_name == "other"
+    return error
 
 
 async def duplicate_id(server: SecureServer, stubs: Any) -> Error:
@@ -128,6 +131,8 @@ async def superseded(server: SecureServer, stubs: Any) -> Error:
 
 
 async def loading(server: SecureServer, stubs: Any) -> Error:
+    info = await failed(stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest()))
+    assert info.code() == CODE.UNAVAILABLE
     return await ends(stubs)
 
 
@@ -159,9 +164,7 @@ async def wrong_credential(server: SecureServer, stubs: Any) -> Error:
 
 
 async def not_an_operator(server: SecureServer, stubs: Any) -> Error:
-    with pytest.raises(Error) as caught:
-        await stubs.admin.FlushCache(admin_pb2.FlushCacheRequest())
-    return caught.value
+    return await failed(stubs.admin.FlushCache(admin_pb2.FlushCacheRequest()))
 
 
 async def engine_bug(server: SecureServer, stubs: Any) -> Error:
@@ -174,7 +177,7 @@ async def model_breaks_down(server: SecureServer, stubs: Any) -> Error:
 
 @dataclass(frozen=True)
 class Row:
-    """``more``: names of details in addition to ErrorInfo. ``server``: its configuration. ``keys``: limits of the
+    """``more``: names of details in addition to ErrorInfo. ``server``: its settings. ``keys``: limits of the
     caller's key, None for a server without keys. ``breaks``: the server needs replacing afterwards."""
 
     scenario: Scenario
@@ -197,6 +200,10 @@ TABLE = [
         context_too_long, CODE.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED", metadata={"limit": "127", "got": "201"},
     ),
     Row(no_fim_tokens, CODE.FAILED_PRECONDITION, "FIM_NOT_SUPPORTED"),
+    Row(
+        no_chat_template, CODE.FAILED_PRECONDITION, "CHAT_NOT_SUPPORTED",
+        server={"tokenizer": lambda: FakeTokenizer(has_chat=False)},
+    ),
     Row(unknown_model, CODE.NOT_FOUND, "MODEL_NOT_FOUND", ("ResourceInfo",)),
     Row(duplicate_id, CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID"),
     Row(queue_full, CODE.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry=True, metadata={"limit": "7"}),
@@ -254,7 +261,7 @@ def check(row: Row, error: Error) -> None:
     assert "secret" not in str(error.details())
     if not row.reason:
         return  # the client cancels the call itself, and may do so before the server's status arrives
-    found = details_of(error)
+    found = {kind.DESCRIPTOR.name: detail for kind, detail in rich(error).items()}
     assert set(found) == {"ErrorInfo", *row.more, *(["RetryInfo"] if row.retry else [])}, row
     info = found["ErrorInfo"]
     assert (info.reason, info.domain) == (row.reason, "specdec"), row
@@ -265,22 +272,6 @@ def check(row: Row, error: Error) -> None:
         seconds = found["RetryInfo"].retry_delay.ToTimedelta().total_seconds()
         assert seconds > 0
         assert float(str(pushback)) == pytest.approx(seconds * 1e3, abs=1)
-
-
-def details_of(error: Error) -> dict[str, Any]:
-    """The google.rpc details of a failed call, by the last part of their names; status and trailers agree."""
-    packed = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
-    if packed is None:
-        return {}
-    status = Status.FromString(packed)  # type: ignore[arg-type]
-    assert (status.code, status.message) == (error.code().value[0], error.details())
-    found = {}
-    for detail in status.details:
-        kind = DETAILS[detail.type_url.rpartition("/")[2]]
-        message = kind()
-        detail.Unpack(message)
-        found[kind.DESCRIPTOR.name] = message
-    return found
 
 
 async def served(server: SecureServer, stubs: Any, keys: Path | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -129,6 +130,9 @@ def _linear_int4(device: torch.device) -> None:
                 workspace = _workspace(n, k, "int4", device, group)
                 for rows in ROWS:
                     linear_int4(make(rows, k), weight, make(rows, n), workspace=workspace)
+                weight = replace(weight, perm=make.ints(k).zero_())
+                workspace = LinearWorkspace.for_layers([(n, k, "int4", group)], 1, device, permuted=make.dtype)
+                linear_int4(make(1, k), weight, make(1, n), workspace=workspace)
 
 
 def _workspace(n: int, k: int, kind: LinearKind, device: torch.device, group: int = 128) -> LinearWorkspace:

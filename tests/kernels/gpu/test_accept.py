@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.gpu.device_rows import DeviceRows, choices, on, pool_slot, random_entries
-from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.accept import accept as reference_accept
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
 from verify_kernels.gpu.accept import MAX_NODES, AcceptResult, accept
@@ -200,11 +199,3 @@ def test_one_copy_returns_what_the_host_reads(device, run):  # type: ignore[no-u
     parts = (result.counts, result.rows, result.emitted)
     assert torch.equal(result.for_host, torch.cat([part.flatten() for part in parts]))
     assert result.for_host.data_ptr() == result.counts.data_ptr()
-
-
-def test_nothing_is_read_on_the_host(device: torch.device) -> None:
-    rows = DeviceRows.build([CHAIN], [0], device)
-    with NoHostRead(device.type):
-        result = AcceptResult.allocate(1, 4, device)
-        launch(accept, rows, on(device, [6, 7, 8, 9, 4, 4]), 4, result=result)
-    assert result.counts.tolist() == [5]

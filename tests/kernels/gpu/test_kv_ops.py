@@ -17,7 +17,6 @@ from transformers.models.llama.modeling_llama import rotate_half
 from specdec.models.config import RopeConfig
 from specdec.models.decoder import rope_tables
 from tests.kernels.gpu.device_rows import DeviceRows, on, random_entries
-from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.attention import write_kv as reference_write_kv
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS
@@ -273,12 +272,6 @@ def test_slots_past_the_table_and_invalid_positions_are_ignored(device, run):  #
     q = case.qkv[2, :64]
     torch.testing.assert_close(case.q_out[2, 0], q)  # at position 0, where the rotation is the identity
     assert case.q_out.isfinite().all()
-
-
-def test_nothing_is_read_on_the_host(device: torch.device) -> None:
-    case = make(device_rows(device, 9, [(3, 0, 1)]))
-    with NoHostRead(device.type):
-        case.run(write_kv)
 
 
 def test_no_rows_are_no_work(device: torch.device) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from triton.runtime import interpreter
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, types_of, workspace
-from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu import linear_plan
 from verify_kernels.gpu.linear import linear
@@ -135,13 +134,6 @@ def test_infinite_and_nan_rows_stay_in_their_rows(device: torch.device) -> None:
     mixed = run(x, weight)
     assert torch.equal(mixed[[0, 3]], clean[[0, 3]])
     assert not bool(mixed[1].isfinite().any())
-
-
-def test_nothing_is_read_on_the_host(device: torch.device) -> None:
-    x, weight, bias, _ = operands(17, *SPLIT, torch.float16, device)
-    space, out = workspace(*SPLIT, "fp16", device), torch.empty(17, SPLIT[0], dtype=torch.float16, device=device)
-    with NoHostRead(device.type):
-        linear(x, weight, out, workspace=space, bias=bias)
 
 
 def test_too_little_scratch_is_an_error(device: torch.device) -> None:

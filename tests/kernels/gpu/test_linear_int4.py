@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, random_int4, types_of, workspace
-from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import plan_launch
@@ -108,14 +107,6 @@ def test_stacked_layers_equal_the_layers(device: torch.device) -> None:
     assert torch.equal(unpack_int4(whole), torch.cat([unpack_int4(part) for part in parts]))
     x = torch.randn(3, 128, generator=seeded(9)).to(device, types_of(device)[0])
     assert torch.equal(run(x, whole), torch.cat([run(x, part) for part in parts], dim=1))
-
-
-def test_nothing_is_read_on_the_host(device: torch.device) -> None:
-    weight, _ = random_int4(70, 256, 64, seeded(1), device, perm=True)
-    x = torch.randn(5, 256, generator=seeded(2)).to(device, types_of(device)[0])
-    space, out = workspace(70, 256, "int4", device, 64, x.dtype), torch.empty(5, 70, device=device)
-    with NoHostRead(device.type):
-        linear_int4(x, weight, out, workspace=space)
 
 
 def test_scratch_of_weights_in_order_is_refused(device: torch.device) -> None:

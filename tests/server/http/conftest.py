@@ -11,7 +11,7 @@ from tests.server.http.calls import Fim
 from tests.server.http.harness import Server, running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A ready server whose model supports chat, tools, and fill-in-the-middle."""
     with running(lambda: FakeTokenizer(has_tools=True), fim=Fim()) as found:

@@ -23,17 +23,11 @@ from specdec.client.client import ExperimentClient
 from specdec.client.connection import CallError
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 from tests.server.experiment.simulated import paired
-from tests.server.test_auth_grpc import found
+from tests.server.harness import failed, rich
 
 PATH = "/v1/experiments"
 OTHER = "name: more\narms: {a: {}, b: {request: {speculation: {width: 5}}}}\nassignment: {mode: hash}\n"
 CODE = grpc.StatusCode
-
-
-async def refused(call: Any) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def calls(server: LiveServer) -> list[tuple[Any, Any]]:
@@ -54,10 +48,10 @@ HTTP_CALLS = [
 
 async def test_only_operators_are_authorized(server: LiveServer) -> None:
     for method, request in calls(server):
-        error = await refused(method(request, metadata=server.metadata(server.user_key)))
+        error = await failed(method(request, metadata=server.metadata(server.user_key)))
         assert error.code() == CODE.PERMISSION_DENIED
-        assert found(error, ErrorInfo).reason == "PERMISSION_DENIED"
-        assert (await refused(method(request))).code() == CODE.UNAUTHENTICATED
+        assert rich(error)[ErrorInfo].reason == "PERMISSION_DENIED"
+        assert (await failed(method(request))).code() == CODE.UNAUTHENTICATED
     for verb, path in HTTP_CALLS:
         headers = {"authorization": f"Bearer {server.user_key}"}
         answer = await server.http.request(verb, path, headers=headers, content=PLAN)
@@ -73,8 +67,8 @@ async def test_over_grpc(server: LiveServer) -> None:
     made = (await start(pb.StartExperimentRequest(plan=PLAN), metadata=meta)).experiment
     assert (made.name, made.mode, made.state) == ("widths", "hash", pb.EXPERIMENT_STATE_RUNNING)
     assert [(arm.arm, arm.records) for arm in made.arms] == [("narrow", 0), ("wide", 0)]
-    error = await refused(result(pb.GetExperimentResultRequest(name="widths"), metadata=meta))
-    assert (error.code(), found(error, ErrorInfo).reason) == (CODE.FAILED_PRECONDITION, "EXPERIMENT_NO_RESULT")
+    error = await failed(result(pb.GetExperimentResultRequest(name="widths"), metadata=meta))
+    assert (error.code(), rich(error)[ErrorInfo].reason) == (CODE.FAILED_PRECONDITION, "EXPERIMENT_NO_RESULT")
     for i in range(10):
         await server.ask(f"t{i}")
     await server.ask("own", priority=2)
@@ -93,8 +87,8 @@ async def test_over_grpc(server: LiveServer) -> None:
     assert [(one.name, sum(arm.records for arm in one.arms)) for one in listed] == [("widths", 10)]
     for method, request in ((stop, pb.StopExperimentRequest), (get, pb.GetExperimentRequest)):
         for name in ("none", "../widths", ""):
-            error = await refused(method(request(name=name), metadata=meta))
-            assert (error.code(), found(error, ErrorInfo).reason) == (CODE.NOT_FOUND, "EXPERIMENT_NOT_FOUND")
+            error = await failed(method(request(name=name), metadata=meta))
+            assert (error.code(), rich(error)[ErrorInfo].reason) == (CODE.NOT_FOUND, "EXPERIMENT_NOT_FOUND")
             assert "`specdec ab status` lists" in error.details()
 
 
@@ -134,13 +128,13 @@ async def test_bad_plans_are_rejected_with_line_and_reason(server: LiveServer) -
     answer = await server.http.post(PATH, content=bad)
     assert answer.status_code == 400
     assert "line 5: assignment.sault" in answer.json()["error"]["message"]
-    error = await refused(
+    error = await failed(
         server.stub.StartExperiment(
             pb.StartExperimentRequest(plan=bad.replace(", sault: 1", "")), metadata=server.metadata()
         )
     )
     assert error.code() == CODE.INVALID_ARGUMENT
-    (violation,) = found(error, BadRequest).field_violations
+    (violation,) = rich(error)[BadRequest].field_violations
     assert violation.field == "plan"
     assert violation.description.startswith("line 3: arms.narrow.request.speculation.breadth: an arm cannot change it")
     assert violation.description.endswith("priority, target_tpot_ms, cache_salt")  # whole
@@ -171,10 +165,10 @@ async def test_conflicts_are_named(server: LiveServer) -> None:
 async def test_without_a_folder_the_server_stores_no_experiment(tmp_path: Path) -> None:
     async with live_server(tmp_path, folder=None) as server:
         assert (await server.http.post(PATH, content=PLAN)).status_code == 501
-        error = await refused(
+        error = await failed(
             server.stub.StartExperiment(pb.StartExperimentRequest(plan=PLAN), metadata=server.metadata())
         )
-        assert (error.code(), found(error, ErrorInfo).reason) == (CODE.UNIMPLEMENTED, "EXPERIMENTS_OFF")
+        assert (error.code(), rich(error)[ErrorInfo].reason) == (CODE.UNIMPLEMENTED, "EXPERIMENTS_OFF")
         assert (await server.http.get(PATH)).json() == {"experiments": []}
 
 

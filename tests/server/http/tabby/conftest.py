@@ -10,7 +10,7 @@ from tests.server.http.harness import Server
 from tests.server.http.tabby.book_server import book_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """It is ready."""
     with book_server() as found:
