@@ -19,6 +19,12 @@ from tests.engine.tiny_engine import tiny_parts
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe of the bandwidth reads 16 MiB, not a gigabyte."""
+    monkeypatch.setattr("bench.machine.SIZE", 16 << 20)
+
+
 def test_all_figures_of_a_model() -> None:
     parts = tiny_parts()
     figures = StepBench(parts).run(repeats=3)
