@@ -1,8 +1,4 @@
-"""The model drafter: its KV must stay valid, which only acceptance can show.
-
-Stale draft KV never changes the output, so path identity does not detect it. Here the draft *is* the target: every
-proposal must be accepted, whatever happened to the sequence before, greedy and (by the same noise) sampled.
-"""
+"""The model drafter, in engines whose draft is the target, and alone; `test_twins` has more of the former."""
 
 from __future__ import annotations
 
@@ -21,13 +17,14 @@ from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
-from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
-from specdec.engine.engine import Engine, EngineParts
+from specdec.core.types import SamplingParams, SpeculationParams, StoppingParams
+from specdec.engine.engine import Engine
 from specdec.models.fim import FimParser
 from specdec.models.load import load_model
 from specdec.models.vocabulary_cut import VocabularyCut
 from tests.core.kv_cache.invariants import check_pages
 from tests.draft.helpers import make_sequence, sampled_by
+from tests.draft.test_twins import SAME, same_parts
 from tests.draft.tiny_drafts import (
     CACHE,
     decoder,
@@ -35,145 +32,36 @@ from tests.draft.tiny_drafts import (
     finished,
     folders,
     forced,
-    fresh,
     kernels,
     model,
     own_drafter,
-    parts,
     rejected,
     wordy_tokenizer,
 )
 from tests.models.tiny import SPECIALS
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
-ALLOWED = tuple(range(300))
-TEMPERATURES = (0.0, 0.7, 1.5)
-
-
-@cache
-def twin_parts() -> EngineParts:
-    """Parts whose draft model is the target itself."""
-    return parts("target", prefill_chunk=24)
-
-
-def twin_engine(pages: int | None = None) -> Engine:
-    return fresh(twin_parts(), pages)
-
-
-def ask(
-    name: str,
-    prompt: tuple[int, ...],
-    max_tokens: int = 41,
-    speculation: SpeculationParams | None = None,
-    allowed: tuple[int, ...] = ALLOWED,
-    **sampling: Any,
-) -> Request:
-    base: dict[str, Any] = {"temperature": 0.0, "seed": 7, "allowed_token_ids": allowed}
-    params = SamplingParams(**(base | sampling))
-    stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
-    return Request(name, prompt, params, stopping, speculation=speculation or forced())
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_chunked_prompt_leaves_no_gap(temperature: float) -> None:
-    engine = twin_engine()
-    engine.submit(ask("a", tuple(range(5, 155)), temperature=temperature))
-    assert rejected(finished(engine)) == 0
-
-
-def test_a_prompt_longer_than_a_forward_is_read() -> None:
-    engine = twin_engine()
-    rows = twin_parts().decoder.max_rows
-    for i, length in enumerate((3 * rows + 7, 2, 2 * rows, rows + 1, 40)):
-        engine.submit(ask(f"r{i}", tuple((7 * j + i) % 380 for j in range(length))))
-    assert rejected(finished(engine), 100) == 0
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_prefix_hit_covers_the_draft(temperature: float) -> None:
-    engine = twin_engine()
-    prompt = tuple(range(5, 155))
-    engine.submit(ask("a", prompt))
-    finished(engine)
-    engine.submit(ask("b", (*prompt, 7, 8, 9), temperature=temperature))
-    done = finished(engine)
-    assert done[0].usage.cached_tokens == 150
-    assert rejected(done) == 0
-
 
 def test_a_prefix_that_the_draft_never_computed_is_computed() -> None:
-    engine = twin_engine()
+    engine = SAME.engine()
     prompt = tuple(range(5, 155))
-    quiet = Engine(dataclasses.replace(twin_parts(), drafters=[], kv=engine._kv))
-    quiet.submit(ask("a", prompt, speculation=SpeculationParams()))
+    quiet = Engine(dataclasses.replace(same_parts(), drafters=[], kv=engine._kv))
+    quiet.submit(SAME.ask("a", prompt, speculation=SpeculationParams()))
     finished(quiet)
-    engine.submit(ask("b", prompt))
+    engine.submit(SAME.ask("b", prompt))
     done = finished(engine)
     assert done[0].usage.cached_tokens == 149
     assert rejected(done) == 0
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_preemption_is_recovered_from(temperature: float) -> None:
-    engine = twin_engine()
-    for i in range(3):
-        engine.submit(ask(f"r{i}", tuple(range(5 + i, 105 + i)), temperature=temperature))
-    for _ in range(3):
-        for _ in range(7):
-            engine.step()
-        engine.preempt_newest()
-    done = finished(engine)
-    assert sum(event.usage.preemptions for event in done) > 0
-    assert rejected(done) == 0
-
-
 def test_pages_run_out() -> None:
-    engine = twin_engine(pages=6)
+    engine = SAME.engine(pages=6)
     for i in range(4):
-        engine.submit(ask(f"r{i}", tuple(range(5 + i, 65 + i)), max_tokens=130))
+        engine.submit(SAME.ask(f"r{i}", tuple(range(5 + i, 65 + i)), max_tokens=130))
     done = finished(engine)
     assert sum(event.usage.preemptions for event in done) > 0
     assert rejected(done, 100) == 0
     check_pages(engine._kv, [])
-
-
-def test_samples_share_a_prompt() -> None:
-    engine = twin_engine()
-    engine.submit(ask("a", tuple(range(5, 155)), n=3, temperature=1.0))
-    done = finished(engine)
-    assert len(done) == 3
-    assert rejected(done, 60) == 0
-
-
-def test_penalties_and_filters_are_the_targets() -> None:
-    engine = twin_engine()
-    filters: dict[str, Any] = {
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.2,
-    }
-    engine.submit(ask("a", tuple(range(5, 155)), temperature=0.9, logit_bias=((5, 2.0),), **filters))
-    assert rejected(finished(engine)) == 0
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_wide_tree_contains_the_targets_path(temperature: float) -> None:
-    """With pages for the best child at each level, every step accepts a full path, whatever the other branches."""
-    engine = twin_engine()
-    engine.submit(ask("a", tuple(range(5, 155)), 61, forced(12, 4, 3), temperature=temperature))
-    (done,) = finished(engine)
-    stats = done.stats
-    full = stats.acceptance_histogram[4]
-    assert full >= stats.num_spec_steps - 1  # the last step has room for less
-    assert stats.num_draft_tokens > stats.num_accepted_draft_tokens
-
-
-def test_auto_mode_drafts_and_rejects_nothing() -> None:
-    engine = twin_engine()
-    engine.submit(ask("a", tuple(range(5, 155)), 200, SpeculationParams(drafters=("model",), width=1)))
-    assert rejected(finished(engine), 0) == 0
 
 
 def test_late_drafting_prefills_the_missed_tokens() -> None:
@@ -294,9 +182,9 @@ def test_the_text_before_the_cursor_is_read_where_a_prompt_fills_a_gap() -> None
 
 
 def test_accepted_drafts_are_not_prefilled_again() -> None:
-    engine = twin_engine()
-    drafter = own_drafter(twin_parts())
-    engine.submit(ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
+    engine = SAME.engine()
+    drafter = own_drafter(same_parts())
+    engine.submit(SAME.ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
     (sequence,) = engine._requests.live["a"]
     amounts = set()
     while engine.has_work():
@@ -397,13 +285,13 @@ def test_tokens_that_the_target_may_not_generate_are_not_proposed() -> None:
 
 
 def test_a_token_beyond_the_drafts_vocabulary_affects_only_its_request() -> None:
-    engine = twin_engine()
-    drafter = own_drafter(twin_parts())
+    engine = SAME.engine()
+    drafter = own_drafter(same_parts())
     full = drafter._decoder.config
     drafter._decoder.config = dataclasses.replace(full, vocab_size=300)
     try:
-        engine.submit(ask("odd", (350, 5, 6, 7), max_tokens=9))
-        engine.submit(ask("fine", tuple(range(5, 105))))
+        engine.submit(SAME.ask("odd", (350, 5, 6, 7), max_tokens=9))
+        engine.submit(SAME.ask("fine", tuple(range(5, 105))))
         done = {event.request_id: event for event in finished(engine)}
     finally:
         drafter._decoder.config = full

@@ -115,7 +115,7 @@ def _drafted(kv_dtype: KvDtype) -> Outcomes:
             "",
             tuple([7 + i, 8, 9, 10, 11] * 20),
             SamplingParams(temperature=t, seed=i),
-            StoppingParams(max_tokens=140, ignore_eos=True),
+            StoppingParams(max_tokens=100, ignore_eos=True),
         )
         for i, t in enumerate([0.0, 0.0, 0.2, 0.2, 1.0, 1.0])
     ]
