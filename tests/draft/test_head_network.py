@@ -86,6 +86,18 @@ def full(slot: Slot, tensors: dict[str, Tensor]) -> Tensor:
     return out
 
 
+def check_equations(network: HeadNetwork, tensors: dict[str, Tensor], reference: Eagle3Reference) -> None:
+    """Compare a committed text, and a tree behind it, with the reference."""
+    tokens, features = sample()
+    slots = reference.committed(tokens, features)
+    logits, z = run_committed(network, tokens, features, 40)
+    torch.testing.assert_close(logits, torch.stack([full(s, tensors) for s in slots]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(z, torch.stack([s.z for s in slots]), atol=1e-4, rtol=1e-4)
+    nodes = reference.tree(slots, TREE_TOKENS, TREE_PARENTS)
+    got = torch.stack(run_tree(network, tokens, features))
+    torch.testing.assert_close(got, torch.stack([full(s, tensors) for s in nodes]), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 70])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("backend_name", ["native", "reference"])
@@ -94,15 +106,7 @@ def test_logits_follow_the_equations(draft_vocab: int, normed: bool, backend_nam
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, draft_vocab)
     config = head_config(VOCAB, draft_vocab, norm_before_residual=normed)
     network = make_network(write_head(tmp_path / "head", config, tensors), backend)
-    tokens, features = sample()
-    reference = Eagle3Reference(tensors, normed)
-    slots = reference.committed(tokens, features)
-    logits, z = run_committed(network, tokens, features, 40)
-    torch.testing.assert_close(logits, torch.stack([full(s, tensors) for s in slots]), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(z, torch.stack([s.z for s in slots]), atol=1e-4, rtol=1e-4)
-    nodes = reference.tree(slots, TREE_TOKENS, TREE_PARENTS)
-    got = torch.stack(run_tree(network, tokens, features))
-    torch.testing.assert_close(got, torch.stack([full(s, tensors) for s in nodes]), atol=1e-4, rtol=1e-4)
+    check_equations(network, tensors, Eagle3Reference(tensors, normed))
 
 
 def _more_tensors(names: dict[str, int | tuple[int, int]]) -> dict[str, Tensor]:
@@ -153,15 +157,8 @@ def test_published_layouts_follow_their_equations(layout: str, tmp_path: Path) -
         inner = {name: value for name, value in config.items() if name not in {*fields, "draft_vocab_size"}}
         config = {**fields, "draft_vocab_size": 70, "transformer_layer_config": inner | {"model_type": "qwen3"}}
     network = make_network(write_head(tmp_path / "head", config, stored), native_backend())
-    tokens, features = sample()
     reference = Eagle3Reference(tensors, bool(fields.get("norm_before_residual")), bool(fields.get("norm_output")))
-    slots = reference.committed(tokens, features)
-    logits, z = run_committed(network, tokens, features, 40)
-    torch.testing.assert_close(logits, torch.stack([full(s, tensors) for s in slots]), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(z, torch.stack([s.z for s in slots]), atol=1e-4, rtol=1e-4)
-    nodes = reference.tree(slots, TREE_TOKENS, TREE_PARENTS)
-    got = torch.stack(run_tree(network, tokens, features))
-    torch.testing.assert_close(got, torch.stack([full(s, tensors) for s in nodes]), atol=1e-4, rtol=1e-4)
+    check_equations(network, tensors, reference)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
