@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -15,11 +18,25 @@ from specdec.cli.main import cli
 from specdec.cli.progress_bar import LiveLine, ProgressBar
 from specdec.config import EngineConfig
 from tests.models.tiny import make_tiny_model
+from verify_kernels import backend_selection
+from verify_kernels.backend_selection import NumericMode, self_test
+from verify_kernels.reference.backend import ReferenceBackend
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("doctor") / "t")
+
+
+@functools.cache
+def outcome_of(kind: Any, kv_dtype: torch.dtype) -> NumericMode:
+    """The self-test of the reference kernels, which takes seconds."""
+    return self_test(ReferenceBackend(1), kind, kv_dtype)
+
+
+@pytest.fixture(autouse=True)
+def one_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_selection, "self_test", lambda _, kind, kv_dtype: outcome_of(kind, kv_dtype))
 
 
 def doctor(folder: Path, *args: str) -> Result:
@@ -30,6 +47,8 @@ def doctor(folder: Path, *args: str) -> Result:
 def test_what_fits_and_the_acceptance_that_a_draft_needs(folder: Path) -> None:
     done = doctor(folder, "--draft", str(folder), "--kv-tokens", "1280", "--max-context", "256")
     assert done.exit_code == 0, done.output
+    for kind in ("auto", "int8", "bf16", "fp32"):
+        assert f"self-test    {kind}: bitwise" in done.stdout
     assert "needs        it fits" in done.stdout
     assert "4 of 256 tokens at a time, 16 shorter ones (1280 tokens of KV cache, by engine.kv_tokens)" in done.stdout
     (share,) = re.findall(r"pays where more than (\d+)% of its tokens", done.stdout)
