@@ -54,27 +54,6 @@ async def test_all_bad_fields_are_named_together() -> None:
     assert ok[-1].WhichOneof("event") == "finished"
 
 
-async def test_speculation_parameters_are_validated() -> None:
-    prediction, grammar, scheduling = (
-        options_pb2.PredictionOptions, options_pb2.GrammarOptions, options_pb2.SchedulingOptions,
-    )  # fmt: skip
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("prediction.token_ids", {"prediction": prediction(token_ids=options_pb2.TokenIds(ids=[1, 256]))}),
-        ("prediction", {"prediction": prediction()}),
-        ("scheduling.target_tpot_ms", {"scheduling": scheduling(target_tpot_ms=0)}),
-        ("scheduling.target_tpot_ms", {"scheduling": scheduling(target_tpot_ms=math.nan)}),
-        ("grammar", {"grammar": grammar()}),
-        ("grammar", {"grammar": grammar(regex="")}),
-        ("grammar", {"grammar": grammar(json_schema="x" * (1 << 17))}),
-        ("grammar.json_object", {"grammar": grammar(json_object=False)}),
-    ]
-    async with running_server() as server:
-        errors = [await refused(server.generation.GenerateStream(stream_request(**bad))) for _, bad in cases]
-    for (field, _), error in zip(cases, errors, strict=True):
-        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert bad_fields(error) == {field}
-
-
 async def test_bad_prompts_are_named() -> None:
     chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="robot", content="x")])
     said = options_pb2.ChatMessage(role="user", content="x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -142,11 +143,6 @@ def test_every_field_of_a_request_is_in_the_property_above() -> None:
     assert constant == carried_otherwise
 
 
-def test_unset_fields_are_unset(model: ServedModel) -> None:
-    message = pb.GenerateRequest(request_id="r", token_ids=options.TokenIds(ids=[1]))
-    assert asyncio.run(parse_generate(message, model)) == Request("r", (1,))
-
-
 @given(grammar=GRAMMARS)
 def test_grammars_round_trip(grammar: GrammarParams) -> None:
     violations = ViolationCollector()
@@ -159,10 +155,21 @@ def test_grammars_round_trip(grammar: GrammarParams) -> None:
     [
         ("grammar", pb.GenerateRequest(grammar=options.GrammarOptions())),
         ("grammar.json_object", pb.GenerateRequest(grammar=options.GrammarOptions(json_object=False))),
+        ("grammar", pb.GenerateRequest(grammar=options.GrammarOptions(regex=""))),
+        ("grammar", pb.GenerateRequest(grammar=options.GrammarOptions(json_schema="x" * (1 << 17)))),
         ("prediction", pb.GenerateRequest(prediction=options.PredictionOptions())),
+        (
+            "prediction.token_ids",
+            pb.GenerateRequest(prediction=options.PredictionOptions(token_ids=options.TokenIds(ids=[1, 256]))),
+        ),
+        ("scheduling.target_tpot_ms", pb.GenerateRequest(scheduling=options.SchedulingOptions(target_tpot_ms=0))),
+        (
+            "scheduling.target_tpot_ms",
+            pb.GenerateRequest(scheduling=options.SchedulingOptions(target_tpot_ms=math.nan)),
+        ),
     ],
 )
-def test_incomplete_fields_are_rejected(model: ServedModel, field: str, message: pb.GenerateRequest) -> None:
+def test_incomplete_and_bad_fields_are_rejected(model: ServedModel, field: str, message: pb.GenerateRequest) -> None:
     message.token_ids.ids.append(1)
     with pytest.raises(InvalidRequestError) as caught:
         asyncio.run(parse_generate(message, model))

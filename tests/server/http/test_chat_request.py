@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
+from server.http.anthropic import parse_messages
 from server.http.openai_chat import parse_chat
+from server.http.responses import parse_responses
 from server.json_body import MAX_OBJECTS
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import (
@@ -136,11 +138,15 @@ def test_bad_messages_do_not_hide_other_bad_fields() -> None:
     assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "tool_choice"}
 
 
-def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
+@pytest.mark.parametrize(
+    ("reader", "body"),
+    [(parse_chat, {"messages": HI}), (parse_messages, {"messages": HI}), (parse_responses, {"input": "hi"})],
+)
+def test_a_model_without_chat_and_an_unknown_model_are_rejected(reader: Any, body: dict[str, Any]) -> None:
     with pytest.raises(ChatNotSupportedError):
-        asked(parse_chat, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
+        asked(reader, body, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):
-        asked(parse_chat, {"messages": HI, "model": "other"})
+        asked(reader, {**body, "model": "other"})
 
 
 def test_deep_messages_do_not_exhaust_the_stack() -> None:

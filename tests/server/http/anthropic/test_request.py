@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.anthropic import parse_messages
 from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
-from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations
 
 HI = [{"role": "user", "content": "hi"}]
@@ -197,10 +195,3 @@ def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
 def test_bad_messages_do_not_hide_other_bad_fields() -> None:
     found = violations(parse_messages, {"messages": [{"role": 5}], "top_p": 7, "stop_sequences": ["a"] * 3 + ["b", 5]})
     assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "stop_sequences"}
-
-
-def test_a_model_without_chat_and_an_unknown_model_are_rejected() -> None:
-    with pytest.raises(ChatNotSupportedError):
-        asked(parse_messages, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
-    with pytest.raises(UnknownModelError):
-        asked(parse_messages, {"messages": HI, "model": "claude"})
