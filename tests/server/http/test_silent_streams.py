@@ -16,7 +16,7 @@ from tests.server.http.calls import make_context, receiving
 from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, running
 
 HELLO = [{"role": "user", "content": "hello"}]
-SILENT: dict[str, Any] = {"stream": True, "max_tokens": 3, "cache_salt": "slow"}
+SILENT: dict[str, Any] = {"stream": True, "max_tokens": 6, "cache_salt": "slow"}
 
 
 @pytest.fixture
