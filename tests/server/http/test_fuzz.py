@@ -44,16 +44,23 @@ ANY = st.recursive(
 UNTRIED = {"cache_salt", "n_cmpl"}
 
 
-def values_of(fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+# What Tabby's agent adds from other files
+SNIPPETS = st.lists(
+    st.fixed_dictionaries({"body": st.just("x") | ANY}, optional={"filepath": ANY, "score": ANY}), max_size=2
+)
+
+
+def values_of(fields: Any, values: st.SearchStrategy[Any] = ANY) -> st.SearchStrategy[dict[str, Any]]:
     """Some of the fields, with unknown values."""
-    return st.dictionaries(st.sampled_from(sorted(set(schemas(fields)) - UNTRIED)), ANY, max_size=4)
+    return st.dictionaries(st.sampled_from(sorted(set(schemas(fields)) - UNTRIED)), values, max_size=4)
 
 
 def bodies(fields: Any, good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Bodies of known fields with unknown values, mostly around a good one."""
     some = values_of(fields)
     if "segments" in schemas(fields):
-        some = some | st.tuples(some, values_of(SEGMENT_FIELDS)).map(lambda pair: pair[0] | {"segments": pair[1]})
+        segments = values_of(SEGMENT_FIELDS, ANY | SNIPPETS).map(lambda given: {"prefix": "def "} | given)
+        some = some | st.tuples(some, segments).map(lambda pair: pair[0] | {"segments": pair[1]})
     return st.tuples(st.booleans(), some).map(lambda pair: (good if pair[0] else {}) | pair[1])
 
 
