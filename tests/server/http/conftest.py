@@ -1,4 +1,4 @@
-"""One server for all tests of a module."""
+"""One server for all tests of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose model completes the middle of one book, for all tests of a module."""
+"""A server whose model completes the middle of one book, for all tests of a worker."""
 
 from __future__ import annotations
 
