@@ -11,7 +11,7 @@ setup(
     + [INSIDE + name for part in PARTS for name in find_packages(include=[part, f"{part}.*"])],
     package_dir={INSIDE + part: part for part in PARTS},
     package_data={
-        "specdec": ["py.typed", "models/token_frequencies/*.bin"],
+        "specdec": ["py.typed", "api/v1/*.proto", "models/token_frequencies/*.bin"],
         INSIDE + "verify_kernels": ["cpu/csrc/*"],
         INSIDE + "server.playground": ["static/*"],
         INSIDE + "server.experiment.report": ["*.j2"],

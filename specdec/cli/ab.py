@@ -104,13 +104,11 @@ _SCREEN = {
 @conclusion_options
 @add_engine_options
 def run_command(**values: Any) -> None:
-    """Ask both arms what the plan in EXPERIMENT says, and conclude.
+    """Run the plan in the file EXPERIMENT, and compute the verdict.
 
-    Both arms are asked the same, in turns of opposite order. A server for both is started here where there is --target
-    (and --draft).
-
-    Records lie in the folder as soon as they are made. After a stop or a kill, the same command goes on where it was.
-    Exit codes are those of `specdec ab analyze`.
+    Every request goes to both arms, in alternating order. With --target the command starts one server for both.
+    Records are written at once; after a stop or a kill, the same command resumes. Exit codes are those of `specdec ab
+    analyze`.
     """
     from bench.experiment.plan import read_plan
 
@@ -209,9 +207,9 @@ Answer = TypeVar("Answer")
 @model_option
 @credential_options
 def start_command(plan: Path, server: str, model: str, **credentials: Any) -> None:
-    """Start the experiment that the YAML file PLAN describes in a running server, or go on with it.
+    """Start or resume the experiment of the file PLAN.
 
-    The key must be one marked `admin`. Modes: hash, switchback, aa; see docs/experiments.md.
+    It runs in the server, on its own traffic. The key must be marked `admin`. Modes: hash, switchback, aa; see docs/experiments.md.
     """
     from server.experiment.config import read_text
 
@@ -225,18 +223,20 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
 @model_option
 @credential_options
 def stop_command(name: str, server: str, model: str, **credentials: Any) -> None:
-    """Stop the experiment NAME in a running server. Its records stay; starting it again goes on with them."""
+    """Stop the experiment NAME in a running server. Its records stay; starting it again resumes it."""
     _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name, model=model)))
 
 
 @ab_group.command("status")
 @click.argument("name", required=False)
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one page, here.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one HTML page, to FILE."
+)
 @server_option
 @model_option
 @credential_options
 def status_command(name: str | None, report: Path | None, server: str, model: str, **credentials: Any) -> None:
-    """Show the experiments of a running server, or how NAME stands and what its records say so far."""
+    """Show a server's experiments, or the state and figures of NAME."""
     if name is None:
         if report is not None:
             raise click.UsageError("--report: name the experiment")
@@ -324,7 +324,7 @@ _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False,
 @_FOLDER
 @conclusion_options
 def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
-    """Analyse the experiment in FOLDER; write result.json and report.html next to its records.
+    """Analyse the records in FOLDER. Writes result.json and report.html there.
 
     Exit code 0 when the verdict is as demanded. Else 10: worse; 11: undecided; 12: invalid; 13: equivalent where
     better was demanded; 15: a guardrail is open. 1: there is nothing to analyse; 2: the command line is wrong.
@@ -343,7 +343,7 @@ def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
 def plan_command(
     folder: Path, effect: str, power: str, metric: str | None, always_valid: bool, simulations: int, as_json: bool
 ) -> None:
-    """Say how many pairs or blocks find a change, judging by FOLDER, an experiment whose arms were the same."""
+    """Compute how many pairs or blocks detect a change. FOLDER holds an experiment with two equal arms."""
     from server.experiment.analysis.power import plan_size
     from server.experiment.config import Stopping
     from server.experiment.folder import ExperimentFolder

@@ -59,9 +59,9 @@ def drafts_command(
     heads: tuple[str, ...], drafts: tuple[str, ...], names: tuple[str, ...], file: Path | None, prompts: int,
     max_tokens: int | None, json_file: Path | None, **values: Any,
 ) -> None:  # fmt: skip
-    """Compare feature heads and draft models for one target on the same prompts, and say which one to keep.
+    """Compare draft models and feature heads of one target.
 
-    Each runs beside the drafters that need no model, as it would be served; "no candidate" is these alone. All are in
+    All run the same prompts; the result says which one to keep. Each runs beside the drafters that need no model, as it would be served; "no candidate" is these alone. All are in
     memory at once, the target only once: the machine needs room for the target and the sum of the candidates.
     """
     from bench.drafts_bench import compare, file_prompts, load_candidates
@@ -116,7 +116,7 @@ def engine_command(
     engine_config: EngineConfig, workloads: tuple[str, ...], at_once: int, fixed: bool, settings: tuple[str, ...],
     json_file: Path | None, **asked: Any,
 ) -> None:  # fmt: skip
-    """Compare the time per token with speculation off and auto: same requests, same weights, step by step in turns."""
+    """Compare the time per token with speculation off and auto. Same requests, same weights, step by step in turns."""
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -157,9 +157,9 @@ def peers_command(
     engines: tuple[str, ...], workloads: tuple[str, ...], threads: int, json_file: Path | None, chart_file: Path | None,
     **asked: Any,
 ) -> None:  # fmt: skip
-    """Compare the time per token of specdec and other engines: same prompts, model and threads, in turns.
+    """Compare the time per token of specdec and other engines.
 
-    Prints tables in Markdown. `make peers` installs the other engines, beside the models.
+    Same prompts, model and threads, in turns. Prints tables in Markdown. `make peers` installs the other engines, beside the models.
     """
     from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
@@ -204,7 +204,7 @@ async def _run(plan: PeersPlan) -> PeersRun:
 )  # fmt: skip
 @json_option
 def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int, ...], as_json: bool) -> None:
-    """Measure a forward by rows and context, prefill, and the rest of an engine step."""
+    """Measure a forward by rows and context, and prefill. Also the other parts of an engine step."""
     from bench.forward import StepBench
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -240,9 +240,9 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
 def perplexity_command(
     engine_config: EngineConfig, tokens: int, window: int, given: int, text: TextIO | None, of: str, as_json: bool
 ) -> None:
-    """Compute the perplexity with each numeric type of the weights or the KV cache, and its ratio to fp32.
+    """Compute the perplexity with each numeric type.
 
-    To score like llama-perplexity: --window 512 --given 257 --text FILE.
+    Types of the weights, or of the KV cache; each also as a ratio to fp32. To score like llama-perplexity: --window 512 --given 257 --text FILE.
     """
     if given > window:
         raise click.BadParameter("must not exceed --window", param_hint="--given")
@@ -270,7 +270,7 @@ def perplexity_command(
 
 @click.group("bench")
 def bench_group() -> None:
-    """Measure this machine with a real model."""
+    """Measure engines, servers and drafters."""
 
 
 for _command in (

@@ -32,7 +32,7 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 @number_option("--seconds", default=10.0, least=2, help="Duration of the second part.")
 @json_option
 def frontend_command(protocols: tuple[str, ...], as_json: bool, **plan: Any) -> None:
-    """Measure the front end's latency and processor time, with an engine that computes nothing."""
+    """Measure the front end's latency and processor time. The engine computes nothing."""
     from bench.frontend.frontend_bench import PROTOCOLS, FrontendPlan, measure_frontend
 
     figures = asyncio.run(measure_frontend(FrontendPlan(protocols=protocols or PROTOCOLS, **plan)))
@@ -65,7 +65,7 @@ def _cell(value: Any) -> str:
 @count_option("--files", default=20, help="Openings with --ttft-ms.")
 @json_option
 def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | None, files: int, **plan: Any) -> None:
-    """Type real files key by key in an editor session, and measure how long suggestions take."""
+    """Type real files key by key, and time the suggestions."""
     from bench.typing_bench import TypingPlan, measure_ttft, measure_typing
 
     if ttft_ms is None:
@@ -97,10 +97,10 @@ _SPREAD = ("n", "p50", "p90", "p99", "max")
 )  # fmt: skip
 @json_option
 def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, ...], as_json: bool) -> None:
-    """Predict real next edits with speculation off and auto, and compare with llama.cpp.
+    """Predict real next edits with speculation off and auto.
 
-    Each prompt is read before it counts, as in a running session. The edits are those between releases of packages
-    that the first use fetches."""
+    llama.cpp too, if installed. Each prompt is read before it counts, as in a running session. The edits are those
+    between releases of packages that the first use fetches."""
     from rich.console import Console
 
     from bench.edits_bench import measure_edits

@@ -82,7 +82,7 @@ def scale_command(
 @_fleet_options
 @click.argument("replica")
 def drain_command(file: Path, address: str | None, replica: str) -> None:
-    """Let REPLICA, an id of `status`, finish its calls and stop; another replaces it."""
+    """Let REPLICA finish its calls, then stop and replace it. `status` shows its id."""
     from cluster.fleet import draining
 
     config, operate = _fleet(file, address)
@@ -110,8 +110,8 @@ def rollout_command(
     restart: bool,
     wait: bool,
 ) -> None:
-    """Apply the file: start new releases, replace replicas with changed settings, stop removed releases. Or, with one
-    of the options, move sessions between releases."""
+    """Apply the file, or move sessions between releases. Applying starts new releases, replaces replicas with changed
+    settings and stops removed releases."""
     from cluster.fleet import rolled_back, switched, with_share
 
     asked = [name for name, given in (

@@ -68,7 +68,7 @@ _COMMANDS = {
     "index": ("specdec.cli.index:index_command", "Index files of yours to draft from."),
     "train-head": ("specdec.cli.train:train_head_command", "Train a drafter for a model."),
     "verify": ("specdec.cli.checks:verify_command", "Check path identity on a real model."),
-    "bench": ("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
+    "bench": ("specdec.cli.bench:bench_group", "Measure engines, servers and drafters."),
     "ab": ("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
     "replay": ("specdec.cli.bench_serve:replay_command", "Send captured requests to a server, and measure."),
     "cluster": ("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),

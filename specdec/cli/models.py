@@ -75,7 +75,7 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
 @click.argument("name")
 @CACHE_DIR
 def fetch_command(name: str, cache_dir: Path) -> None:
-    """Fetch the catalogue model NAME; an interrupted fetch goes on where it stopped."""
+    """Fetch the catalogue model NAME. An interrupted fetch resumes."""
     from specdec.cli.progress_bar import ProgressBar
     from specdec.models.catalogue import find_entry
     from specdec.models.fetch import Fetcher

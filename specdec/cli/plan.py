@@ -183,9 +183,9 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 @click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
 @click.option("--captured", type=_TRACE, help="Folder of its --capture, with the requests of the same time.")
 def export_command(out: Path, decisions: Path | None, captured: Path | None, **values: Any) -> None:
-    """Write the profile of a replica: limits, costs of forwards on this machine, and figures of its traces.
+    """Write the profile of a replica on this machine.
 
-    Without traces the profile has no drafts, and a step takes only its forward.
+    Holds limits, costs of forwards, and figures of the traces. Without traces the profile has no drafts, and a step takes only its forward.
     """
     from bench.machine import cpu_model
     from cluster.plan.export import export_profile

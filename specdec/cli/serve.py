@@ -285,7 +285,7 @@ def keys_group() -> None:
 @click.option("--requests-per-minute", type=float, help="Requests begun per minute.")
 @click.option("--tokens-per-minute", type=float, help="Tokens of prompts and outputs per minute.")
 @click.option("--max-concurrent", type=int, help="Requests that run at once.")
-@click.option("--max-priority", type=int, help="Highest priority; what asks for more runs at this one.")
+@click.option("--max-priority", type=int, help="Highest priority; requests with a higher one run at this.")
 def new_command(file: Path, name: str, tenant: str, admin: bool, **limits: float | None) -> None:
     """Make a key and print it, this once; the file gets its hash. A running server takes it at once."""
     from pydantic import ValidationError

@@ -24,7 +24,7 @@ _LIMIT = click.option(
     type=WholeNumber(1, 2**32 - 1),
     default=50,
     show_default=True,
-    help="Show so many steps at most, the last.",
+    help="The last steps, at most so many.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one step each.")
 _FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -66,7 +66,7 @@ def show_command(file: Path, limit: int, as_json: bool) -> None:
 @trace_group.command("replay")
 @_FILE
 def replay_command(file: Path) -> None:
-    """Let the controller decide every step of the trace file FILE again; exit code 1 when it decides otherwise."""
+    """Decide every step of the trace file FILE again. Exit code 1: a decision differs."""
     from specdec.control.trace import replay_file
 
     report = replay_file(file)

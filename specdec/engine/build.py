@@ -239,7 +239,7 @@ def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Dra
     for name in config.drafters if config.speculation.enabled else ():
         drafter = drafters[name] = makers[name]() if name in makers else OracleDrafter.parse(name)
         if drafter is None and name not in makers:
-            known = ", ".join([*makers, "oracle:RATE"])
+            known = ", ".join([*makers, "oracle:P"])
             raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
     return drafters
 

@@ -86,6 +86,13 @@ def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     assert sorted(listed) == sorted(flag for flag in flags if flag != "--help-all")
 
 
+@pytest.mark.parametrize("group", ["ab", "bench", "cluster", "keys", "models", "plan", "trace"])
+def test_bug_a_group_lists_its_commands_with_whole_sentences(group: str) -> None:
+    listed = CliRunner().invoke(cli, [group, "--help"], terminal_width=80).stdout
+    assert "Commands:" in listed
+    assert "..." not in listed.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("option", ["--pairs", "--max-tokens"])
 def test_verify_refuses_to_compare_nothing(option: str) -> None:
     result = CliRunner().invoke(cli, ["verify", option, "0"])

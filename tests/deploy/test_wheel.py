@@ -81,11 +81,12 @@ def test_only_specdec_is_at_the_top_level(installed: Installed) -> None:
         assert (parts / file).is_file()
 
 
-def test_every_module_is_included(installed: Installed) -> None:
+def test_every_module_and_proto_file_is_included(installed: Installed) -> None:
     files = [
         file
         for folder in SOURCES
-        for file in (REPOSITORY / folder).rglob("*.py")
+        for kind in ("*.py", "*.proto")
+        for file in (REPOSITORY / folder).rglob(kind)
         if (file.parent / "__init__.py").exists()
     ]
     for file in files:
