@@ -209,7 +209,8 @@ Answer = TypeVar("Answer")
 def start_command(plan: Path, server: str, model: str, **credentials: Any) -> None:
     """Start or resume the experiment of the file PLAN.
 
-    It runs in the server, on its own traffic. The key must be marked `admin`. Modes: hash, switchback, aa; see docs/experiments.md.
+    A running server runs it on its own traffic. The key must be marked `admin`. Modes: hash, switchback, aa; see
+    docs/experiments.md.
     """
     from server.experiment.config import read_text
 

@@ -61,8 +61,8 @@ def drafts_command(
 ) -> None:  # fmt: skip
     """Compare draft models and feature heads of one target.
 
-    All run the same prompts; the result says which one to keep. Each runs beside the drafters that need no model, as it would be served; "no candidate" is these alone. All are in
-    memory at once, the target only once: the machine needs room for the target and the sum of the candidates.
+    All run the same prompts; the result says which one to keep. Each runs beside the drafters that need no model, as it
+    would be served; "no candidate" is these alone. The machine needs memory for the target and all candidates together.
     """
     from bench.drafts_bench import compare, file_prompts, load_candidates
     from bench.workloads.make import make_workload
@@ -159,7 +159,7 @@ def peers_command(
 ) -> None:  # fmt: skip
     """Compare the time per token of specdec and other engines.
 
-    Same prompts, model and threads, in turns. Prints tables in Markdown. `make peers` installs the other engines, beside the models.
+    Same prompts, model and threads, in turns. Prints tables in Markdown. `make peers` installs the other engines.
     """
     from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
@@ -242,7 +242,8 @@ def perplexity_command(
 ) -> None:
     """Compute the perplexity with each numeric type.
 
-    Types of the weights, or of the KV cache; each also as a ratio to fp32. To score like llama-perplexity: --window 512 --given 257 --text FILE.
+    Types of the weights, or of the KV cache; each also as a ratio to fp32. To score like llama-perplexity: --window 512
+    --given 257 --text FILE.
     """
     if given > window:
         raise click.BadParameter("must not exceed --window", param_hint="--given")

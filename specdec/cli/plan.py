@@ -185,7 +185,8 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 def export_command(out: Path, decisions: Path | None, captured: Path | None, **values: Any) -> None:
     """Write the profile of a replica on this machine.
 
-    Holds limits, costs of forwards, and figures of the traces. Without traces the profile has no drafts, and a step takes only its forward.
+    It holds limits, costs of forwards and figures of the traces. Without traces it has no drafts, and a step takes only
+    its forward.
     """
     from bench.machine import cpu_model
     from cluster.plan.export import export_profile
