@@ -10,9 +10,7 @@ import asyncio
 import uuid
 from pathlib import Path
 
-from specdec.client.client import Client
-from specdec.client.connection import CallError
-from specdec.client.prompt import GeneratedSample
+from specdec.client import CallError, Client, GeneratedSample
 from specdec.core.types import SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
 

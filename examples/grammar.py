@@ -9,8 +9,7 @@ import argparse
 import asyncio
 import json
 
-from specdec.client.client import Client
-from specdec.client.connection import CallError
+from specdec.client import CallError, Client
 from specdec.core.types import FinishReason, GrammarKind, GrammarParams, SamplingParams, StoppingParams
 
 PERSON = {

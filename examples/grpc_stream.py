@@ -9,9 +9,7 @@ import argparse
 import asyncio
 from contextlib import aclosing
 
-from specdec.client.client import Client
-from specdec.client.connection import CallError
-from specdec.client.prompt import ChatTurn
+from specdec.client import CallError, ChatTurn, Client
 from specdec.core.types import (
     Delta,
     Finished,
