@@ -290,14 +290,13 @@ class ScreenCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups; every other option behind them for ``--help-all``."""
-        records = {flag: p.get_help_record(ctx) for p in self.get_params(ctx) for flag in p.opts}
-        shown = {flag for flags in self._screen.values() for flag in flags}
-        groups = {**self._screen, "Help": ("--help-all", "--help")}
+        records = {p.opts[0]: p.get_help_record(ctx) for p in self.get_params(ctx)}
+        groups = {**self._screen, "Help": ("--help-all", "-h")}
         if ctx.meta.get(_SHOWS_ALL):
-            shown |= {"--drafters", *groups["Help"]}  # --drafters: another spelling of --drafter
+            shown = {flag for flags in groups.values() for flag in flags}
             groups = {
                 **self._screen,
-                "More options": [flag for flag in records if flag.startswith("--") and flag not in shown],
+                "More options": [flag for flag in records if flag[0] == "-" and flag not in shown],
             }
         for heading, flags in groups.items():
             with formatter.section(heading):
