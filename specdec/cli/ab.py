@@ -154,27 +154,24 @@ def _servers(
         raise click.UsageError("--b-key-file means nothing without --b")
     if config.assignment.mode == "aa" and pair[0] != pair[1]:
         raise click.UsageError("--b: mode aa compares an arm with itself; give --url")
+    servers: tuple[ArmServer, ArmServer] | None = None
     if local:
-        return _with_urls(config, (None, None)), None
-    if url is not None:
-        one = ArmServer(url, "--url", url, credentials, values["model"])
-        return _with_urls(config, (url, url)), (one, one)
-    if given == ["the plan"]:
-        sources = [f"{values['experiment']}: arms.{name}.url" for name in config.arms]
+        pair = None, None
+    elif url is not None:
+        pair = url, url
+        servers = (ArmServer(url, "--url", url, credentials, values["model"]),) * 2
     else:
-        sources = ["--a", "--b"]
-    # A key is for the server it was given for.
-    second = dataclasses.replace(credentials, key=given_key("--b-key-file", key_b))
-    return _with_urls(config, pair), (
-        ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
-        ArmServer(pair[1], sources[1], pair[1], second, values["b_model"], "--b-key-file"),
-    )
-
-
-def _with_urls(config: ExperimentConfig, urls: tuple[str | None, str | None]) -> ExperimentConfig:
-    """The plan as it is run: reports and manifests name ``urls``, not those of the file."""
-    arms = {name: arm.model_copy(update={"url": at}) for (name, arm), at in zip(config.arms.items(), urls, strict=True)}
-    return config.model_copy(update={"arms": arms})
+        from_plan = [f"{values['experiment']}: arms.{name}.url" for name in config.arms]
+        sources = from_plan if given == ["the plan"] else ["--a", "--b"]
+        # A key is for the server it was given for.
+        second = dataclasses.replace(credentials, key=given_key("--b-key-file", key_b))
+        servers = (
+            ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
+            ArmServer(pair[1], sources[1], pair[1], second, values["b_model"], "--b-key-file"),
+        )
+    # Reports and manifests name these URLs, not those of the file.
+    arms = {name: arm.model_copy(update={"url": at}) for (name, arm), at in zip(config.arms.items(), pair, strict=True)}
+    return config.model_copy(update={"arms": arms}), servers
 
 
 async def _run(

@@ -118,8 +118,7 @@ def engine_command(
 ) -> None:  # fmt: skip
     """Compare the time per token with speculation off and auto. Same requests, same weights, step by step in turns."""
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
-    from specdec.cli.progress_bar import ProgressBar
-    from specdec.engine.build import build_parts
+    from specdec.cli.progress_bar import load_parts
 
     places = max(engine_config.max_batch, at_once)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
@@ -127,8 +126,7 @@ def engine_command(
     sizes = {"max_batch": places, "kv_tokens": kv_tokens}
     if places > engine_config.max_step_rows:  # set only then: a GPU has a default of its own
         sizes["max_step_rows"] = places
-    with ProgressBar() as progress:
-        parts = build_parts(engine_config.model_copy(update=sizes), progress)
+    parts = load_parts(engine_config.model_copy(update=sizes))
     plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, fixed=arms, at_once=at_once, **asked)
     report = run_session(parts, plan, progress_line())
     write_json(report.as_dict(), json_file)
@@ -206,11 +204,9 @@ async def _run(plan: PeersPlan) -> PeersRun:
 def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int, ...], as_json: bool) -> None:
     """Measure a forward by rows and context, and prefill. Also the other parts of an engine step."""
     from bench.forward import StepBench
-    from specdec.cli.progress_bar import ProgressBar
-    from specdec.engine.build import build_parts
+    from specdec.cli.progress_bar import load_parts
 
-    with ProgressBar() as progress:
-        parts = build_parts(engine_config, progress)
+    parts = load_parts(engine_config)
     figures = StepBench(parts).run(repeats, contexts)
     figures |= {name: getattr(parts.info, name) for name in ("target", "dtype", "kv_dtype", "threads")}
     step_ms = figures["step_ms"]
@@ -248,16 +244,14 @@ def perplexity_command(
     if given > window:
         raise click.BadParameter("must not exceed --window", param_hint="--given")
     from bench.forward import perplexity
-    from specdec.cli.progress_bar import ProgressBar
-    from specdec.engine.build import build_parts
+    from specdec.cli.progress_bar import load_parts
 
     found: dict[str, float] = {}
     content = text.read() if text else None
     dtypes = ("fp32", "bf16", "int8", *(("auto",) if of == "weights" else ()))
     setting = "dtype" if of == "weights" else "kv_dtype"
     for dtype in dtypes:
-        with ProgressBar() as progress:
-            parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)
+        parts = load_parts(engine_config.model_copy(update={setting: dtype}))
         found[dtype], scored = perplexity(parts, tokens, window, content, given)
         del parts  # before the next model is loaded
     figures = {"scored_tokens": scored} | {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}

@@ -151,7 +151,7 @@ def _asked(values: dict[str, Any]) -> dict[str, Any]:
 
 async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
     from bench.serve.endpoints import ServerUrl, connect
-    from bench.serve.load import LoadRun, progress_line, run_plan
+    from bench.serve.load import progress_line, run_plan
     from specdec.cli.progress_bar import LiveLine
     from specdec.client.prompt import GenerateOptions
     from specdec.core.types import SpeculationMode, SpeculationParams
@@ -172,14 +172,10 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
     clock = asyncio.get_running_loop().time
     try:
         with LiveLine(quiet=values["quiet"]) as line:
-
-            def watch(run: LoadRun) -> None:
-                line.show(progress_line(run, clock()))
-
-            def note(text: str) -> None:
-                line.note(f"left out {text}")
-
-            return await run_plan(plan, endpoint, about=about, watch=watch if line.shows else None, note=note)
+            watch = (lambda run: line.show(progress_line(run, clock()))) if line.shows else None
+            return await run_plan(
+                plan, endpoint, about=about, watch=watch, note=lambda text: line.note(f"left out {text}")
+            )
     finally:
         await endpoint.close()
 

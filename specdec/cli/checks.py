@@ -158,12 +158,10 @@ def vector_features() -> list[str]:
 def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, seed: int, as_json: bool) -> None:
     """Check path identity: the same tokens and log-probabilities with and without speculation, in any batch."""
     from bench.path_identity import verify
-    from specdec.cli.progress_bar import ProgressBar
-    from specdec.engine.build import build_parts
+    from specdec.cli.progress_bar import load_parts
 
     began = time.perf_counter()
-    with ProgressBar() as progress:
-        parts = build_parts(engine_config, progress)
+    parts = load_parts(engine_config)
     report = verify(parts, pairs=pairs, max_tokens=max_tokens, seed=seed, say=progress_line())
     seconds = time.perf_counter() - began
     if as_json:

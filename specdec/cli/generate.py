@@ -251,13 +251,11 @@ def generate_command(
 
 @contextmanager
 def _local_runner(config: EngineConfig) -> Iterator[Runner]:
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import load_parts
     from specdec.cli.runners import LocalRunner
-    from specdec.engine.build import build_parts
     from specdec.engine.engine import Engine
 
-    with ProgressBar() as progress:
-        parts = build_parts(config, progress)
+    parts = load_parts(config)
     with closing(Engine(parts)) as engine:
         yield LocalRunner(engine, parts.tokenizer)
 

@@ -294,10 +294,8 @@ class ScreenCommand(click.Command):
         groups = {**self._screen, "Help": ("--help-all", "-h")}
         if ctx.meta.get(_SHOWS_ALL):
             shown = {flag for flags in groups.values() for flag in flags}
-            groups = {
-                **self._screen,
-                "More options": [flag for flag in records if flag[0] == "-" and flag not in shown],
-            }
+            more = [flag for flag in records if flag[0] == "-" and flag not in shown]
+            groups = {**self._screen, "More options": more}
         for heading, flags in groups.items():
             with formatter.section(heading):
                 formatter.write_dl([record for flag in flags if (record := records[flag]) is not None])

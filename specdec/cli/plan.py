@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRACE = click.Path(exists=True, path_type=Path)
-_OUT = click.Path(dir_okay=False, path_type=Path)
 _REPLICAS = click.IntRange(1, 4096)
 
 
@@ -78,14 +77,14 @@ def plan_group(ctx: click.Context, **values: Any) -> None:
         raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
 
 
-_DRAWN = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens", "same_length")
+_DRAWN = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens")
 
 
 def _refuse_ignored(given: Collection[str], values: dict[str, Any]) -> None:
     """Raises click.UsageError if an option was ``given`` that has no effect beside the others."""
     traced, timed = values["trace"] is not None, values["rate"] is not None
     for names, useful, way_out in (
-        (_DRAWN, not traced, "describes random requests; leave out --trace"),
+        ((*_DRAWN, "same_length"), not traced, "describes random requests; leave out --trace"),
         (("duration", "arrivals", "shape"), timed, "is for arrivals at a rate; give --rate"),
         (("shape",), values["arrivals"] == "gamma", "is for --arrivals gamma"),
         (("speed",), traced and not timed, "is for a --trace at its own times; give --trace, and leave out --rate"),
@@ -157,8 +156,7 @@ def _requests(values: dict[str, Any], profile: Profile) -> list[PlannedRequest]:
     elif arrivals is None:
         raise click.UsageError("give --trace PATH, or --rate requests per second")
     else:
-        names = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens")
-        given = {name: values[name] for name in names}
+        given = {name: values[name] for name in _DRAWN}
         traffic = Traffic(**given, spread=not values["same_length"], longest_prompt=longest)
         requests = drawn_requests(arrivals, traffic, values["seed"])
     if not requests:
@@ -179,7 +177,7 @@ def _goal(values: dict[str, Any]) -> Goal | None:
 
 @plan_group.command("export")
 @add_server_options
-@click.option("--out", type=_OUT, required=True, help="Profile to write.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Profile to write.")
 @click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
 @click.option("--captured", type=_TRACE, help="Folder of its --capture, with the requests of the same time.")
 def export_command(out: Path, decisions: Path | None, captured: Path | None, **values: Any) -> None:
@@ -190,8 +188,7 @@ def export_command(out: Path, decisions: Path | None, captured: Path | None, **v
     """
     from bench.machine import cpu_model
     from cluster.plan.export import export_profile
-    from specdec.cli.progress_bar import ProgressBar
-    from specdec.engine.build import build_parts
+    from specdec.cli.progress_bar import load_parts
 
     config = pop_config(values)
     if config.engines:
@@ -202,8 +199,7 @@ def export_command(out: Path, decisions: Path | None, captured: Path | None, **v
     check_folder("--out", out)
     if captured is not None and decisions is None:
         raise click.UsageError("--captured needs --decisions of the same time")
-    with ProgressBar() as progress:
-        parts = build_parts(config.engine, progress)
+    parts = load_parts(config.engine)
     profile = export_profile(parts, config.server, cpu_model(), decisions, captured)
     out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     drafts = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces, no drafts"

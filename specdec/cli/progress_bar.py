@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from specdec.config import EngineConfig
+    from specdec.engine.engine import EngineParts
 
 
 class ProgressBar:
@@ -35,6 +40,14 @@ class ProgressBar:
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total or None)
         self._bars.update(self._tasks[label], completed=done, total=total or None)
+
+
+def load_parts(config: EngineConfig) -> EngineParts:
+    """The parts of an engine, with bars while they are fetched and loaded. Raises as `build_parts`."""
+    from specdec.engine.build import build_parts
+
+    with ProgressBar() as progress:
+        return build_parts(config, progress)
 
 
 class LiveLine:

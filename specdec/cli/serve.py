@@ -35,7 +35,6 @@ from specdec.config import Config, EngineConfig, ServerConfig
 if TYPE_CHECKING:
     from server.serving import Addresses
     from specdec.core.types import EngineInfo
-    from specdec.models.tokenizer import Tokenizer
 
 
 # Flag, and the field of the configuration that it sets.
@@ -79,8 +78,14 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
     MODEL is a name from `specdec models list`, a .gguf file, a Hugging Face folder or a hub id.
     """
-    _take_synonyms(values, "engine__target", "MODEL, --model and --target", "model", "named")
-    _take_synonyms(values, "server__http_port", "--port and --http-port", "port")
+    for flags, (name, *synonyms) in (
+        ("MODEL, --model and --target", ("engine__target", "model", "named")),
+        ("--port and --http-port", ("server__http_port", "port")),
+    ):
+        given = [value for each in (name, *synonyms) if (value := values.pop(each)) is not None]
+        if len(given) > 1:
+            raise click.UsageError(f"{flags} mean the same: give one of them")
+        values[name] = given[0] if given else None
     chosen = values["engine__target"] is not None or values["config_file"] is not None
     config = with_disk_cache(pop_config(values))
     import uvloop
@@ -98,11 +103,8 @@ def serve_command(quiet: bool, **values: Any) -> None:
     with ExitStack() as bars:
         progress = bars.enter_context(ProgressBar())
 
-        def load(engine: EngineConfig) -> Tokenizer:
-            return load_tokenizer(engine.target, engine.cache_dir)
-
         async def serve() -> None:
-            serving = Serving(config, load, progress=progress)
+            serving = Serving(config, lambda one: load_tokenizer(one.target, one.cache_dir), progress=progress)
 
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
@@ -119,18 +121,6 @@ def _log_lines(text: str, err: bool = False) -> None:
     """In place of `click.echo`, where whatever the server prints is to be JSON."""
     for line in text.splitlines():
         logging.getLogger(__name__).info("%s", line.strip())
-
-
-def _take_synonyms(values: dict[str, Any], name: str, flags: str, *synonyms: str) -> None:
-    """Take ``synonyms`` of the option ``name`` out of ``values``.
-
-    Raises:
-        click.UsageError: more than one of them was given.
-    """
-    given = [value for each in (name, *synonyms) if (value := values.pop(each)) is not None]
-    if len(given) > 1:
-        raise click.UsageError(f"{flags} mean the same: give one of them")
-    values[name] = given[0] if given else None
 
 
 def with_disk_cache(config: Config) -> Config:
@@ -178,7 +168,8 @@ def model_lines(infos: Mapping[str, EngineInfo]) -> list[str]:
     if len(infos) == 1:
         return []
     return [
-        f"  {name}: {info.target}, {info.dtype}, threads: {info.threads}, KV cache: {info.kv_tokens} tokens"
+        f"  {name}: {info.target}, {info.dtype}, {info.memory_bytes / 2**30:.1f} GiB of memory, {info.threads} threads"
+        f", {info.kv_tokens:,} tokens of KV cache"
         for name, info in infos.items()
     ]
 

@@ -20,11 +20,7 @@ from specdec.cli.options import WholeNumber, credential_options, model_option, p
 from specdec.core.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
-    "--limit",
-    type=WholeNumber(1, 2**32 - 1),
-    default=50,
-    show_default=True,
-    help="The last steps, at most so many.",
+    "--limit", type=WholeNumber(1, 2**32 - 1), default=50, show_default=True, help="The last steps, at most so many."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one step each.")
 _FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -41,9 +37,8 @@ _PIPE_WIDTH = 160
 def trace_group(ctx: click.Context, server: str, model: str, limit: int, as_json: bool, **values: Any) -> None:
     """Show the last steps of a server: what was drafted, and predicted against realised tokens and milliseconds."""
     if ctx.invoked_subcommand is not None:
-        for name in ctx.params:
-            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
+        if any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in ctx.params):
+            raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
         return
     from specdec.cli.runners import RemoteRunner
 

@@ -23,7 +23,7 @@ from server import serving
 from server.serving import Addresses
 from specdec.cli.main import cli
 from specdec.cli.options import engine_named, engine_options, read_server
-from specdec.cli.serve import ready_lines
+from specdec.cli.serve import model_lines, ready_lines
 from specdec.config import Config, EngineConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ModelError
@@ -308,6 +308,13 @@ def test_ready_lines_name_the_memory_that_weights_are_in() -> None:
     on_gpu = dataclasses.replace(info, kernels="triton", weight_bytes=15 << 30)
     (there,) = [line for line in ready_lines(Addresses("box", 1, None), on_gpu, False) if "uses" in line]
     assert "1.5 GiB of memory, 15.0 GiB of weights on the GPU;" in there
+
+
+def test_bug_every_one_of_several_models_shows_its_memory() -> None:
+    one, two = (dataclasses.replace(INFO, memory_bytes=size << 30) for size in (1, 3))
+    shown = [re.findall(r"(\w+): .* (\d+\.\d) GiB of memory", line) for line in model_lines({"chat": one, "fim": two})]
+    assert shown == [[("chat", "1.0")], [("fim", "3.0")]]
+    assert model_lines({"chat": one}) == []
 
 
 def test_bug_closed_standard_streams_are_dev_null() -> None:
