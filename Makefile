@@ -42,7 +42,7 @@ test: model ## set up, then run the test suite
 explore: model ## the suite with new random examples (ARGS="tests/server -k fuzz" for a part)
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
-aot: setup $(TRITON_36) ## compile the GPU kernels for six architectures, no GPU needed (ARGS="--ways 99" for every case); no spills
+aot: setup $(TRITON_36) ## compile the GPU kernels for six architectures, no GPU needed; fails if registers spill (ARGS="--ways 99" for every case)
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)
 	PYTHONPATH=$(TRITON_36) $(BIN)/python -m verify_kernels.gpu.aot --jobs 2 --ways 2 $(ARGS) --target sm_90
 
