@@ -290,11 +290,12 @@ class ScreenCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups; every other option behind them for ``--help-all``."""
-        records = {p.opts[0]: p.get_help_record(ctx) for p in self.get_params(ctx)}
-        groups = {**self._screen, "Help": ("--help-all", "-h")}
+        parameters = self.get_params(ctx)
+        records = {flag: p.get_help_record(ctx) for p in parameters for flag in p.opts}
+        groups = {**self._screen, "Help": ("--help-all", "--help")}
         if ctx.meta.get(_SHOWS_ALL):
             shown = {flag for flags in groups.values() for flag in flags}
-            more = [flag for flag in records if flag[0] == "-" and flag not in shown]
+            more = [p.opts[0] for p in parameters if isinstance(p, click.Option) and shown.isdisjoint(p.opts)]
             groups = {**self._screen, "More options": more}
         for heading, flags in groups.items():
             with formatter.section(heading):

@@ -86,6 +86,11 @@ def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
     assert sorted(listed) == sorted(flag for flag in flags if flag != "--help-all")
 
 
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_of_a_command_without_its_group(option: str) -> None:
+    assert CliRunner().invoke(resolve(["chat"])[0], [option]).exit_code == 0
+
+
 @pytest.mark.parametrize("group", ["ab", "bench", "cluster", "keys", "models", "plan", "trace"])
 def test_bug_a_group_lists_its_commands_with_whole_sentences(group: str) -> None:
     listed = CliRunner().invoke(cli, [group, "--help"], terminal_width=80).stdout
