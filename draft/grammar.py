@@ -1,4 +1,4 @@
-"""Drafts the text that a grammar forces, such as keys and punctuation."""
+"""Drafts the text that a grammar forces, such as keys and punctuation, and the end of thoughts beyond their budget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.grammar.state import GrammarState
+from specdec.grammar.thinking import ThinkingBudget
 
 CERTAINTY = 0.99  # chance of a forced token: the target may split the text into other tokens
 
@@ -18,8 +19,8 @@ class GrammarDrafter(Drafter):
     name = "grammar"
 
     def serves(self, sequence: Sequence) -> bool:
-        """Whether its request has a grammar."""
-        return sequence.request.grammar is not None
+        """Whether its request has a grammar or a thinking budget."""
+        return isinstance(sequence.sampling.grammar, GrammarState | ThinkingBudget)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         return [_one(task) for task in tasks]
@@ -29,7 +30,7 @@ def _one(task: DraftTask) -> TokenTree:
     tree = TokenTree(task.sequence.tokens[-1])
     grammar, room = task.sequence.sampling.grammar, min(task.max_nodes, task.max_depth)
     node = 0
-    for token in grammar.forced((), room) if isinstance(grammar, GrammarState) and room > 0 else ():
+    for token in grammar.forced((), room) if isinstance(grammar, GrammarState | ThinkingBudget) and room > 0 else ():
         node = task.add(tree, node, token, CERTAINTY)
         if node < 0:
             break

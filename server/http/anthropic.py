@@ -43,7 +43,7 @@ from server.request_fields import (
     with_fields,
 )
 from server.served_model import Task
-from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, StoppingParams
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
 from specdec.errors import RequestError
 from specdec.models.tokenizer import Tokenizer
 
@@ -75,6 +75,9 @@ _CHOICE = with_fields(
         "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
     }
 )
+_THINKING = Field(
+    "type", {"enum": ["enabled", "disabled", "adaptive"], "description": "Only the budget has an effect."}
+)
 PROMPT_FIELDS: Table = (
     MODEL,
     Field("system", either(TEXT, listed(with_fields({"text": TEXT})))),
@@ -88,6 +91,7 @@ MESSAGE_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens"),
     STREAM,
     Field("thread", NOT_KEPT),
+    object_field("thinking", (_THINKING, param_field(SamplingParams, "thinking_budget", "budget_tokens"))),
     object_field("output_config", (FORMAT,)),
     replace(FORMAT, name="output_format"),  # its name in earlier versions of the API
     *SAMPLING,
@@ -133,6 +137,9 @@ async def parse_messages(call: Call) -> MessagesRequest:
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     use_tools(body, fields, tools, call.model.tokenizer.loaded)
+    budget, limit = fields.engine.get("sampling.thinking_budget", -1), fields.engine.get("stopping.max_tokens")
+    if limit is not None and budget >= limit:
+        body.refuse("max_tokens", f"must be greater than {body.names['sampling.thinking_budget']} ({budget})")
     request = call.checked_request(f"msg_{call.request_id}", body, fields, ids)
     return MessagesRequest(request, fields.own["stream"], tools)
 

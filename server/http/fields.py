@@ -22,6 +22,7 @@ from server.request_fields import (
     either,
     flag_field,
     listed,
+    param_field,
     param_fields,
     text_field,
     with_fields,
@@ -139,6 +140,11 @@ MODEL = text_field("model", "None, or the one served.")
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")
 STOPPING = param_fields(StoppingParams, "max_tokens")
+# Names of llama.cpp, one of them in some of its versions, and of Alibaba's API.
+THOUGHTS = tuple(
+    param_field(SamplingParams, "thinking_budget", name)
+    for name in ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_budget")
+)
 
 
 def _read_draft_limit(body: Body, name: str) -> SpeculationParams:
@@ -178,10 +184,10 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": (), "prompt_logprobs": (), "prompt_embeds": (), "truncate_prompt_tokens": (-1,),
     "echo": (), "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
     "functions": (), "function_call": ("auto", "none"), "audio": (), "modalities": (["text"],),
-    "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (),
-    "chat_template": (), "chat_template_kwargs": (), "documents": (), "continue_final_message": (),
-    "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,), "guided_whitespace_pattern": (),
-    "safe_prompt": (), "prompt_mode": (), "moderation": (),
+    "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (-1,),
+    "thinking_budget": (-1,), "chat_template": (), "chat_template_kwargs": (), "documents": (),
+    "continue_final_message": (), "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,),
+    "guided_whitespace_pattern": (), "safe_prompt": (), "prompt_mode": (), "moderation": (),
     # grammars, where another dialect's name is used
     "grammar": (), "json_schema": (), "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "format": (), "regex": (), "ebnf": (),

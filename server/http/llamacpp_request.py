@@ -12,7 +12,7 @@ from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
-from server.http.fields import COMMON, MODEL, STOPPING, STREAM, TTFT, read_limit
+from server.http.fields import COMMON, MODEL, STOPPING, STREAM, THOUGHTS, TTFT, read_limit
 from server.http.openai_format import logprob_entry
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -90,6 +90,7 @@ _SHARED: Table = (
     param_field(SamplingParams, "presence_penalty"),
     param_field(SamplingParams, "frequency_penalty"),
     param_field(SamplingParams, "seed"),
+    *THOUGHTS,
     Field("n_cmpl", {**param_field(SamplingParams, "n").schema, "description": "Above 1 the answer is a list."},
           _read_samples, "sampling.n"),
     Field("logit_bias", {

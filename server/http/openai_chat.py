@@ -8,7 +8,7 @@ from typing import Any
 
 from server.http.answering import Sample, Totals, answer
 from server.http.call import EVENT_STREAM, Call
-from server.http.fields import CONVERSATION, read_conversation
+from server.http.fields import CONVERSATION, THOUGHTS, read_conversation
 from server.http.openai_format import (
     SHARED,
     Chunks,
@@ -33,6 +33,7 @@ CHAT_FIELDS: Table = (
     *SHARED,
     *param_fields(OutputParams, "logprobs"),
     *CONVERSATION,
+    *THOUGHTS,
     param_field(StoppingParams, "max_tokens"),
     param_field(StoppingParams, "max_tokens", "max_completion_tokens"),
     flag_field("logprobs"),

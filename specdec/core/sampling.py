@@ -31,14 +31,15 @@ _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f 
 class TokenGrammar(Protocol):
     """The state of a grammar after the committed tokens, and after paths of a tree above them."""
 
-    error: str
-    """The complexity limit that the grammar ran into, or empty."""
+    @property
+    def error(self) -> str:
+        """The complexity limit that the grammar ran into, or empty."""
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""
 
-    def commit(self, tokens: Iterable[int]) -> None:
-        """Advance the state by ``tokens``."""
+    def commit(self, tokens: Iterable[int]) -> TokenGrammar | None:
+        """Advance by ``tokens``; returns the grammar of what follows, or None if any token may follow from now on."""
 
 
 class SequenceSampling:
@@ -46,7 +47,8 @@ class SequenceSampling:
 
     seed: the sample's own (`core.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
     banned below ``min_tokens``, unless that would leave no token: then the ban is void. grammar: each node's mask is
-    intersected with the allowed ids; `commit` advances it. The request has passed `check_requests`.
+    intersected with the allowed ids; `commit` advances it, and drops it once it allows all. The request has passed
+    `check_requests`.
     """
 
     def __init__(
@@ -64,8 +66,7 @@ class SequenceSampling:
         banned = _banned(sampling, stopping, vocab_size, eos_ids)
         self._min_tokens = stopping.min_tokens if banned else 0
         self._penalises = self.policy.penalises
-        edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
-        self._always = edited or grammar is not None
+        self._edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
         self._unbanned = None if grammar is None else ~token_mask(banned, vocab_size)
         self._edits = SequenceEdits(
             bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
@@ -82,7 +83,7 @@ class SequenceSampling:
             self._edits.add_output(taken)
         if self.grammar is not None:
             try:
-                self.grammar.commit(taken)
+                self.grammar = self.grammar.commit(taken)
             except Exception as error:
                 raise StageError.of(error, "grammar") from error
 
@@ -92,7 +93,7 @@ class SequenceSampling:
         path: the tokens between the committed ones and this one, in order. n_output: output tokens before this one,
         committed and on the path.
         """
-        if not self._always and n_output >= self._min_tokens:
+        if not self._edited and self.grammar is None and n_output >= self._min_tokens:
             return RowSampling(self.policy, position)
         counts = self._edits.path_counts(path) if self._penalises and path else ()
         ban = n_output < self._min_tokens

@@ -27,7 +27,6 @@ from specdec.core.types import (
     TokenLogprobs,
 )
 from specdec.errors import InvalidRequestError, StageError
-from specdec.grammar.token_healing import TokenHealing
 from specdec.models.embedding import Pooler
 from specdec.models.tokenizer import Tokenizer
 
@@ -76,14 +75,16 @@ class Sequence(PagedTokens):
     ) -> None:
         super().__init__(request.prompt_ids, request.cache_salt)
         self.request, self.index, self.seed, self.arrival_s = request, index, seed, arrival_s
-        self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
+        self._tokenizer, self._max_context = tokenizer, max_context
         self.n_prompt = len(self.tokens)
         self.pooler: Pooler | None = None
         if request.pooling is not None:
             self.pooler, self.n_pending = Pooler(request.pooling, self.n_prompt), 0
             self.most_cached = self.pooler.most_cached
-        self.sampling = self._new_sampling(grammar)
-        self._healing = grammar if isinstance(grammar, TokenHealing) else None
+        eos_ids = tokenizer.eos_ids
+        self.sampling = SequenceSampling(
+            request.sampling, request.stopping, seed, vocab_size, eos_ids, request.prompt_ids, grammar
+        )
         self._stop_tokens = frozenset(request.stopping.stop_token_ids)
         self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         self._limit_drafts(speculation)
@@ -104,12 +105,6 @@ class Sequence(PagedTokens):
         self._unsent = ""  # text of resumed tokens that the caller does not have
         if request.resume is not None:
             self._resume(request.resume)
-
-    def _new_sampling(self, grammar: TokenGrammar | None) -> SequenceSampling:
-        request, eos_ids = self.request, self._tokenizer.eos_ids
-        return SequenceSampling(
-            request.sampling, request.stopping, self.seed, self._vocab_size, eos_ids, request.prompt_ids, grammar
-        )
 
     def _limit_drafts(self, ours: SpeculationConfig) -> None:
         """Set the draft limits: the request's, else those of the configuration ``ours``."""
@@ -182,10 +177,6 @@ class Sequence(PagedTokens):
         except Exception as error:
             raise StageError.of(error, "stop rules") from error
         self.sampling.commit(tokens[:taken])
-        if self._healing is not None and self._healing.done:
-            # The mask of token healing costs nothing from here on.
-            self.sampling, self._healing = self._new_sampling(None), None
-            self.sampling.commit(self.tokens[self.n_prompt :])
         return text, taken
 
     def _append(self, tokens: list[int]) -> tuple[str, int]:

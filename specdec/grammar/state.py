@@ -63,8 +63,8 @@ class GrammarState:
             found = self._masks[key] = self._mask(key)
         return found
 
-    def commit(self, tokens: Iterable[int]) -> None:
-        """Advance the base state by ``tokens``."""
+    def commit(self, tokens: Iterable[int]) -> GrammarState:
+        """Advance the base state by ``tokens``; returns itself."""
         self._place = self._walk(tuple(tokens))
         self._base += self._path
         if self._names_tokens:
@@ -72,6 +72,7 @@ class GrammarState:
             self._base.clear()
         self._path.clear()
         self._masks.clear()
+        return self
 
     def forced(self, path: Sequence[int], limit: int) -> list[int]:
         """At most ``limit`` tokens that the grammar forces after ``path``, end token included; often none.

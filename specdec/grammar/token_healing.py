@@ -59,11 +59,6 @@ class TokenHealing:
         self._spelling, self._rest = spelling, start.encode()
         self._masks: dict[bytes | None, NDArray[np.uint32]] = {}
 
-    @property
-    def done(self) -> bool:
-        """Whether the text is spelled, so that any token may follow."""
-        return not self._rest
-
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``; none after tokens that spell something else."""
         rest = self._after(path)
@@ -73,9 +68,10 @@ class TokenHealing:
             self._masks[rest] = found = found if rest is not None else np.zeros_like(found)
         return found
 
-    def commit(self, tokens: Iterable[int]) -> None:
-        """Advance by ``tokens``."""
+    def commit(self, tokens: Iterable[int]) -> TokenHealing | None:
+        """Advance by ``tokens``; None: the text is spelled."""
         self._rest = self._after(tokens) or b""
+        return self if self._rest else None
 
     def _after(self, path: Iterable[int]) -> bytes | None:
         """The text still to be spelled after ``path``; None if the path spells something else."""

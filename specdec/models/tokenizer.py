@@ -100,6 +100,8 @@ def _is_panic(error: BaseException) -> bool:
 _GUARD = "\n"
 """A character that no tokenizer strips, leaves out, or merges with a space that it puts before a text."""
 
+_THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
 # Splits special tokens' names inside chat messages; a noncharacter, which Unicode reserves for internal use
 _BREAK = "\ufdd0"
 
@@ -148,7 +150,7 @@ class Tokenizer:
         if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
             return Tokenizer(serialised, info)
         twin = copy.copy(known)
-        for derived in ("_template", "_tool_template", "tool_form"):
+        for derived in ("_template", "_tool_template", "tool_form", "thought_marks"):
             twin.__dict__.pop(derived, None)
         twin._use(info)
         return twin
@@ -257,6 +259,25 @@ class Tokenizer:
     def tool_form(self) -> ToolForm:
         """The form of tool calls in the model's text."""
         return tool_form(self._tool_source) or ToolForm.HERMES
+
+    @cached_property
+    def thought_marks(self) -> tuple[int, int, tuple[int, ...]] | None:
+        """The tokens of the marks before and after the model's thoughts, and the second one with the line breaks that
+        the chat template writes around it. None: no such marks are tokens of their own."""
+        ids = {token["content"]: i for i, token in self._added.items()}
+        for opening, end in _THOUGHT_MARKS:
+            if opening in ids and end in ids:
+                written = re.findall(rf"((?:\\n)?){re.escape(end)}((?:\\n)*)", self._chat_source)
+                breaks = max(written, key=lambda around: len("".join(around)), default=("", ""))
+                before, after = (self.encode_inside(each.replace("\\n", "\n")) for each in breaks)
+                return ids[opening], ids[end], (*before, ids[end], *after)
+        return None
+
+    def leaves_thoughts_open(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends inside the model's thoughts. Turns begin with added tokens, so what an earlier one says
+        is not mistaken for a mark."""
+        last = next((token for token in reversed(ids) if token in self._added), None)
+        return self.thought_marks is not None and last == self.thought_marks[0]
 
     def render_chat(
         self,

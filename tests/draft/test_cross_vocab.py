@@ -225,8 +225,9 @@ class Alternating:
         bits = np.array([self.may(path, token) for token in range(VOCAB)], np.uint8)
         return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
-    def commit(self, tokens: Iterable[int]) -> None:
+    def commit(self, tokens: Iterable[int]) -> Alternating:
         self.total += sum(tokens)
+        return self
 
 
 @settings(max_examples=20)

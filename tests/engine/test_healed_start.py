@@ -94,11 +94,9 @@ def test_positions_along_a_path() -> None:
     assert (start.mask([r]) == SPELLING.mask(b"eturn")).all()
     assert not start.mask([x]).any()
     assert not start.mask([r, x, e]).any()
-    start.commit([r, e])
-    assert not start.done
+    assert start.commit([r, e]) is start
     assert (start.mask([]) == SPELLING.mask(b"turn")).all()
-    start.commit(TOKENIZER.encode("turn", add_special=False))
-    assert start.done
+    assert start.commit(TOKENIZER.encode("turn", add_special=False)) is None
     assert (start.mask([x]) == SPELLING.mask(b"")).all()
 
 

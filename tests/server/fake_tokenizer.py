@@ -19,6 +19,7 @@ class FakeTokenizer:
     special_ids = frozenset({BOS})
     longest_token = 1
     end_id = None
+    thought_marks: tuple[int, int, tuple[int, ...]] | None = None
 
     def __init__(
         self, *, has_chat: bool = True, has_tools: bool = False, tool_form: ToolForm = ToolForm.HERMES

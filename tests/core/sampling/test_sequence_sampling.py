@@ -147,8 +147,9 @@ class StubGrammar:
         last = [*self.committed, *path][-1:]
         return np.asarray([1 << 19 if last == [6] else 0b1111000], np.uint32)
 
-    def commit(self, tokens: Iterable[int]) -> None:
+    def commit(self, tokens: Iterable[int]) -> StubGrammar:
         self.committed += tokens
+        return self
 
 
 def constrained(stopping: StoppingParams | None = None, **changes: Any) -> SequenceSampling:
