@@ -1,4 +1,4 @@
-"""Drafts the text that a grammar forces, such as keys and punctuation, and the end of thoughts beyond their budget."""
+"""Drafts the text that a grammar forces, such as keys and punctuation, and the end of thoughts at their budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GrammarDrafter(Drafter):
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether its request has a grammar or a thinking budget."""
-        return isinstance(sequence.sampling.grammar, GrammarState | ThinkingBudget)
+        return sequence.request.grammar is not None or isinstance(sequence.sampling.grammar, ThinkingBudget)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         return [_one(task) for task in tasks]

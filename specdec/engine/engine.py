@@ -28,6 +28,7 @@ from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
 from specdec.errors import DuplicateRequestError, RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
+from specdec.grammar.thinking import ThinkingBudget
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
 
@@ -140,8 +141,11 @@ class Engine:
                 self._finish(first, first.ending)
 
     def _new_sequence(self, request: Request, index: int, arrival_s: float, prepared: Future[Any] | None) -> Sequence:
+        tokenizer = self._parts.tokenizer
         try:
             grammar = self._preparation.grammar(request, prepared)
+            if request.sampling.thinking_budget >= 0 and not request.healing_prefix and tokenizer.thought_marks:
+                grammar = ThinkingBudget(request, tokenizer, self._info.vocab_size, grammar)
         except RequestError:
             raise
         except Exception as error:
@@ -152,7 +156,7 @@ class Engine:
             index,
             sample_seed(request.sampling.seed, index),
             arrival_s,
-            self._parts.tokenizer,
+            tokenizer,
             vocab_size=self._info.vocab_size,
             max_context=self._info.max_context,
             speculation=self._parts.config.speculation,
@@ -425,9 +429,8 @@ def _breakdown(sequence: Sequence) -> tuple[str, str]:
     if grammar is not None and grammar.error:
         return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
     if grammar is not None and request.sampling.allowed_token_ids:
-        fault = (
-            "spells the word in which the prompt ends" if request.healing_prefix else "may follow in the grammar here"
-        )
+        place = "in the grammar here" if request.grammar is not None else "here, where the thoughts end"
+        fault = "spells the word in which the prompt ends" if request.healing_prefix else f"may follow {place}"
         return "NO_TOKEN_LEFT", f"sampling.allowed_token_ids: none of them {fault}; allow more"
     return (
         "MODEL_BROKEN",

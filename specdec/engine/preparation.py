@@ -95,13 +95,13 @@ class RequestPreparation:
 
     def grammar(self, request: Request, prepared: Future[Any] | None) -> TokenGrammar | None:
         """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""
-        if prepared is not None and (error := prepared.exception()) is not None:  # raised for every request of it
+        if prepared is None:
+            return None
+        if (error := prepared.exception()) is not None:  # raised for every request of the grammar
             raise error.with_traceback(None)  # an error's traceback keeps what its former raises passed through
-        if prepared is not None and request.grammar is None:
-            return TokenHealing(prepared.result(), request.healing_prefix)
-        allowed = request.sampling.allowed_token_ids
-        answer = None if prepared is None else self._grammars.state(prepared, allowed)
-        return answer if request.sampling.thinking_budget < 0 else self._grammars.after_thoughts(request, answer)
+        if request.grammar is not None:
+            return self._grammars.state(prepared, request.sampling.allowed_token_ids)
+        return TokenHealing(prepared.result(), request.healing_prefix)
 
     def take_prepared(self) -> Iterator[WaitingRequest]:
         """Remove requests that are prepared, until `ADMISSION_S` have passed."""

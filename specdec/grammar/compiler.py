@@ -23,12 +23,10 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from specdec.child_python import module_command, module_environment
-from specdec.core.sampling import TokenGrammar
-from specdec.core.types import GrammarKind, GrammarParams, Request
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
 from specdec.grammar.state import GrammarState
-from specdec.grammar.thinking import ThinkingBudget
 from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
 
@@ -269,12 +267,6 @@ class GrammarCompiler:
         state = GrammarState(matcher, names_tokens, self._eos_ids, self._vocab_size)
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
-
-    def after_thoughts(self, request: Request, answer: GrammarState | None) -> TokenGrammar | None:
-        """``answer`` behind thoughts within the request's budget; raises as `ThinkingBudget`."""
-        if self._tokenizer.thought_marks is None:
-            return answer
-        return ThinkingBudget(request, self._tokenizer, self._vocab_size, answer)
 
     def close(self) -> None:
         """Cancel what waits, and end the thread and the check process; they start again when they are needed."""

@@ -267,10 +267,9 @@ class Tokenizer:
         ids = {token["content"]: i for i, token in self._added.items()}
         for opening, end in _THOUGHT_MARKS:
             if opening in ids and end in ids:
-                written = re.findall(rf"((?:\\n)?){re.escape(end)}((?:\\n)*)", self._chat_source)
-                breaks = max(written, key=lambda around: len("".join(around)), default=("", ""))
-                before, after = (self.encode_inside(each.replace("\\n", "\n")) for each in breaks)
-                return ids[opening], ids[end], (*before, ids[end], *after)
+                written = re.findall(rf"(?:\\n)?{re.escape(end)}(?:\\n)*", self._chat_source)
+                before, _, after = max(written, key=len, default=end).replace("\\n", "\n").partition(end)
+                return ids[opening], ids[end], (*self.encode_inside(before), ids[end], *self.encode_inside(after))
         return None
 
     def leaves_thoughts_open(self, ids: Sequence[int]) -> bool:

@@ -31,7 +31,7 @@ from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import InvalidRequestError
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
-from tests.engine.tiny_engine import drain, finish_of, run_all, text_of, tiny_engine, tokens_of
+from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tokens_of
 from tests.models.tiny import make_tiny_model
 
 TEMPLATE = (
@@ -281,8 +281,9 @@ def test_logprobs_of_closing_tokens_are_the_models_own() -> None:
 
 def test_allowed_tokens_must_hold_the_closing_ones() -> None:
     request = make_request(4, sampling={"allowed_token_ids": (7, 8, END)})
-    with pytest.raises(InvalidRequestError, match="must hold the tokens that close thoughts"):
-        engine().submit(request)
+    (failed,) = failures(run_all(engine(), [request]))
+    assert failed.reason == "NO_TOKEN_LEFT"
+    assert failed.message.startswith("sampling.allowed_token_ids: none of them may follow here, where the thoughts end")
     request = make_request(4, sampling={"allowed_token_ids": (7, 8, *CLOSING)})
     assert tokens_of(run_all(engine(), [request]), "r")[4:][: len(CLOSING)] == list(CLOSING)
 

@@ -46,7 +46,7 @@ def test_claude_code(server: Server) -> None:
         "message_stop",
     ]  # fmt: skip
     first, *_ = server.named_stream(f"{MESSAGES}?beta=true", **CLAUDE_CODE)
-    assert [note["param"] for note in first["message"]["warnings"]] == ["thinking", "context_management"]
+    assert [note["param"] for note in first["message"]["warnings"]] == ["context_management"]
     whole = server.ask(f"{MESSAGES}?beta=true", **CLAUDE_CODE | {"stream": False})
     assert whole["content"] == [{"type": "text", "text": expected}]
 
