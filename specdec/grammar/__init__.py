@@ -1,1 +1,1 @@
-"""Grammars as token masks at every node of a tree, and token healing."""
+"""Grammars as token masks at every node of a tree, token healing, and thinking budgets."""
