@@ -75,9 +75,7 @@ _CHOICE = with_fields(
         "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
     }
 )
-_THINKING = Field(
-    "type", {"enum": ["enabled", "disabled", "adaptive"], "description": "Only the budget has an effect."}
-)
+_THINKING = Field("type", {"enum": ["enabled", "disabled", "adaptive"]})
 PROMPT_FIELDS: Table = (
     MODEL,
     Field("system", either(TEXT, listed(with_fields({"text": TEXT})))),

@@ -146,13 +146,11 @@ async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, f
         body.refuse("logit_bias", f"at most {MAX_TEXTS} texts; give token ids instead, which /tokenize returns")
         return ()
     biases: dict[int, float] = {}
-    never: set[int] = set()
     for what, bias in pairs:
+        added = -math.inf if bias is False else bias
         for token in [what] if isinstance(what, int) else await model.tokenizer.encode(what, add_special=False):
-            biases[token] = biases.get(token, 0.0) + bias
-            if bias is False:
-                never.add(token)
-    return tuple((token, -MAX_BIAS if token in never else bias) for token, bias in sorted(biases.items()))
+            biases[token] = biases.get(token, 0.0) + added
+    return tuple((token, -MAX_BIAS if bias == -math.inf else bias) for token, bias in sorted(biases.items()))
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:

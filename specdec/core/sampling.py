@@ -31,9 +31,8 @@ _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f 
 class TokenGrammar(Protocol):
     """The state of a grammar after the committed tokens, and after paths of a tree above them."""
 
-    @property
-    def error(self) -> str:
-        """The complexity limit that the grammar ran into, or empty."""
+    error: str
+    """The complexity limit that the grammar ran into, or empty."""
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""

@@ -88,8 +88,8 @@ class SamplingParams:
     """Samples of the prompt. Sample 0 uses ``seed`` itself, sample i a seed derived from (seed, i)."""
     thinking_budget: int = param(
         -1,
-        Int(-1, INT31, "must be -1 (no limit), 0 or positive, and below 2^31"),
-        "Tokens after which the model's thoughts are closed and the answer begins. -1: no limit.",
+        Int(-1, INT31),
+        "Tokens after which the model's thoughts are closed. -1: no limit.",
         json="thinking_token_budget",
     )
     """Models that do not mark thoughts ignore it. A grammar applies to what follows the thoughts."""

@@ -28,7 +28,6 @@ from specdec.engine.validation import check_requests
 from specdec.engine.verify import Verifier
 from specdec.errors import DuplicateRequestError, RequestError, StageError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.grammar.thinking import ThinkingBudget
 
 __all__ = ["Engine", "EngineParts", "LoadedDraft"]
 
@@ -141,11 +140,8 @@ class Engine:
                 self._finish(first, first.ending)
 
     def _new_sequence(self, request: Request, index: int, arrival_s: float, prepared: Future[Any] | None) -> Sequence:
-        tokenizer = self._parts.tokenizer
         try:
             grammar = self._preparation.grammar(request, prepared)
-            if request.sampling.thinking_budget >= 0 and not request.healing_prefix and tokenizer.thought_marks:
-                grammar = ThinkingBudget(request, tokenizer, self._info.vocab_size, grammar)
         except RequestError:
             raise
         except Exception as error:
@@ -156,7 +152,7 @@ class Engine:
             index,
             sample_seed(request.sampling.seed, index),
             arrival_s,
-            tokenizer,
+            self._parts.tokenizer,
             vocab_size=self._info.vocab_size,
             max_context=self._info.max_context,
             speculation=self._parts.config.speculation,

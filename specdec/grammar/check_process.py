@@ -57,9 +57,7 @@ def grammar_source(params: GrammarParams) -> str:
         return str(LLMatcher.grammar_from_regex(params.text))
     if params.kind is GrammarKind.CHOICE:
         return _choice(_parsed(params.text))
-    if not is_gbnf(params.text):
-        return str(LLMatcher.grammar_from_lark(params.text))
-    return str(LLMatcher.grammar_from_lark(gbnf_to_lark(params.text)))
+    return str(LLMatcher.grammar_from_lark(gbnf_to_lark(params.text) if is_gbnf(params.text) else params.text))
 
 
 def _json(schema: str, options: Any) -> str:

@@ -20,6 +20,8 @@ class ThinkingBudget:
     end token, so that there is an answer.
     """
 
+    error = ""
+
     def __init__(self, request: Request, tokenizer: Tokenizer, vocab_size: int, answer: TokenGrammar | None) -> None:
         assert tokenizer.thought_marks is not None
         self._opening, self._mark, self._closing = tokenizer.thought_marks
@@ -29,11 +31,6 @@ class ThinkingBudget:
         ends = () if answer is None else tokenizer.eos_ids
         self._free = token_mask(np.setdiff1d(np.arange(vocab_size), ends), vocab_size)
         self._only = {token: token_mask([token], vocab_size) for token in (self._opening, *self._closing)}
-
-    @property
-    def error(self) -> str:
-        """That of the answer's grammar."""
-        return "" if self._answer is None else self._answer.error
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``; none after a token that should have closed the thoughts and does not."""

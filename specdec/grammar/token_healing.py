@@ -62,11 +62,10 @@ class TokenHealing:
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``; none after tokens that spell something else."""
         rest = self._after(path)
-        found = self._masks.get(rest)
-        if found is None:
-            found = self._spelling.mask(rest or b"")
-            self._masks[rest] = found = found if rest is not None else np.zeros_like(found)
-        return found
+        if rest not in self._masks:
+            mask = self._spelling.mask(rest or b"")
+            self._masks[rest] = np.zeros_like(mask) if rest is None else mask
+        return self._masks[rest]
 
     def commit(self, tokens: Iterable[int]) -> TokenHealing | None:
         """Advance by ``tokens``; None: the text is spelled."""

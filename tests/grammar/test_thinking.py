@@ -188,7 +188,7 @@ def make_request(budget: int, prompt: tuple[int, ...] = OPEN, **changes: Any) ->
 def test_received_tokens_beyond_the_budget_are_refused() -> None:
     free = tokens_of(run_all(engine(), [make_request(-1)]), "r")
     assert END not in free[:8]
-    resumed = make_request(4, resume=ResumeParams(tuple(free[:8]), numeric_fingerprint=NUMBERS))
+    resumed = make_request(4, resume=ResumeParams(tuple(free[:5]), numeric_fingerprint=NUMBERS))
     with pytest.raises(InvalidRequestError, match="does not allow them"):
         engine().submit(resumed)
 
