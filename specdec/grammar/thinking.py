@@ -29,7 +29,7 @@ class ThinkingBudget:
         self._over = self._budget + len(self._closing)
         self._spent = 0 if tokenizer.leaves_thoughts_open(request.prompt_ids) else -1  # -1: they are not open yet
         ends = () if answer is None else tokenizer.eos_ids
-        self._free = token_mask(np.setdiff1d(np.arange(vocab_size), ends), vocab_size)
+        self._free = token_mask(np.arange(vocab_size), vocab_size) & ~token_mask(ends, vocab_size)
         self._only = {token: token_mask([token], vocab_size) for token in (self._opening, *self._closing)}
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -79,11 +80,12 @@ def engine(**changes: Any) -> Engine:
 TOKENIZER = parts().tokenizer
 assert TOKENIZER.thought_marks is not None
 OPENING, END, CLOSING = TOKENIZER.thought_marks
+(LINE,) = TOKENIZER.encode_inside("\n")
 TALK = [{"role": "user", "content": "def add(first, second): <think> return first\n" * 3}]
 PROMPT = tuple(TOKENIZER.encode_chat(TALK))  # the output may open thoughts
 OPEN = tuple(TOKENIZER.encode_chat(TALK, variables={"open": True}))
 NUMBERS = parts().info.numeric_fingerprint
-GRAMMAR = GrammarParams(GrammarKind.REGEX, "(ab|c d\n)+")
+GRAMMAR = GrammarParams(GrammarKind.REGEX, "\n?(ab|c d\n)+")
 
 
 def spent(tokens: list[int], open_: bool) -> int | None:
@@ -125,7 +127,9 @@ samplings = st.builds(
     top_p=st.sampled_from([1.0, 0.9]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.4]),
-    logit_bias=st.sampled_from([(), ((OPENING, 30.0),), ((OPENING, 6.0), (END, 3.0)), ((END, 4.0),)]),
+    logit_bias=st.sampled_from(
+        [(), ((OPENING, 30.0),), ((OPENING, 30.0), (LINE, 30.0)), ((OPENING, 6.0), (END, 3.0)), ((END, 4.0),)]
+    ),
     seed=st.integers(0, 2**64 - 1),
     thinking_budget=st.integers(0, 14),
 )
@@ -170,10 +174,13 @@ def test_company_and_preemption_change_nothing(many: list[Request]) -> None:
         assert tokens_of(events, request.request_id) == plain(request)
 
 
-@settings(max_examples=20)
-@given(request=requests, at=st.integers(0, 20))
-def test_a_stream_resumes_anywhere(request: Request, at: int) -> None:
-    whole = tokens_of(run_all(engine(), [request]), "r")
+@settings(max_examples=30)
+@given(request=requests, grammar=st.sampled_from([None, GRAMMAR]), at=st.integers(0, 20))
+def test_a_stream_resumes_anywhere(request: Request, grammar: GrammarParams | None, at: int) -> None:
+    request = replace(request, grammar=grammar)
+    plainly = replace(request, speculation=SpeculationParams(SpeculationMode.OFF))
+    whole = tokens_of(run_all(engine(), [plainly]), "r")
+    assert tokens_of(run_all(engine(), [request]), "r") == whole
     head = tuple(whole[: min(at, len(whole) - 1)])
     rest = replace(request, resume=ResumeParams(head, numeric_fingerprint=NUMBERS))
     assert [*head, *tokens_of(run_all(engine(), [rest]), "r")] == whole
@@ -236,7 +243,15 @@ def test_no_mask_is_made_behind_the_thoughts_and_none_without_a_budget() -> None
 
 @pytest.mark.parametrize("mode", list(SpeculationMode))
 @pytest.mark.parametrize(
-    ("prompt", "bias"), [(OPEN, ()), (OPEN, ((END, 5.0),)), (PROMPT, ((OPENING, 50.0),)), (PROMPT, ())]
+    ("prompt", "bias"),
+    [
+        (OPEN, ()),
+        (OPEN, ((END, 5.0),)),
+        (OPEN, tuple((token, 9.0) for token in TOKENIZER.eos_ids)),
+        (PROMPT, ((OPENING, 50.0),)),
+        (PROMPT, ((LINE, 50.0),)),
+        (PROMPT, ()),
+    ],
 )
 @pytest.mark.parametrize("budget", [0, 7])
 def test_a_grammar_applies_to_the_answer(
@@ -260,8 +275,10 @@ def test_a_grammar_applies_to_the_answer(
             assert len(thoughts) <= budget + 1
             assert not set(thoughts) & set(TOKENIZER.eos_ids)
         answer = TOKENIZER.decode(tokens)
-        assert not answer.replace("ab", "").replace("c d\n", "")
-        assert answer or finish_of(events, "r").reason is FinishReason.LENGTH
+        if finish_of(events, "r").reason is FinishReason.EOS:
+            assert re.fullmatch(GRAMMAR.text, answer)
+        else:
+            assert re.fullmatch(r"\n?(ab|c d\n)*(a|c|c )?", answer)
 
 
 def test_a_stop_string_at_the_mark_ends_the_answer() -> None:
