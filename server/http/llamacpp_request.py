@@ -138,8 +138,8 @@ async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, f
 
     Biases of one token add up.
     """
-    pairs = _pairs(body.raw("logit_bias"))
-    if pairs is None or not all(_good(*pair) for pair in pairs):
+    pairs = _pairs(body.raw("logit_bias") if body.has("logit_bias") else [])
+    if pairs is None:
         body.refuse("logit_bias", _BIAS_RULE)
         return ()
     if sum(isinstance(what, str) for what, _ in pairs) > MAX_TEXTS:
@@ -153,15 +153,12 @@ async def _read_logit_bias(body: Body, model: ServedModel) -> tuple[tuple[int, f
     return tuple((token, -MAX_BIAS if bias == -math.inf else bias) for token, bias in sorted(biases.items()))
 
 
-def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
+def _pairs(given: Any) -> list[Any] | None:
     """None: it has another form. Keys of an object that are decimal numbers are token ids."""
     if isinstance(given, dict):
-        return [(int(name) if is_token_id(name) else name, bias) for name, bias in given.items()]
-    if given is None:
-        return []
-    if not isinstance(given, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in given):
-        return None
-    return [(what, bias) for what, bias in given]
+        given = [[int(name) if is_token_id(name) else name, bias] for name, bias in given.items()]
+    sound = isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 and _good(*p) for p in given)
+    return given if sound else None
 
 
 def _good(what: Any, bias: Any) -> bool:
