@@ -60,9 +60,9 @@ def trace_line(record: RequestRecord, arrived_s: float, hashes: BlockHashes, *, 
 
     With ``prompts`` it is replayed with its prompt, prediction and stop strings. Otherwise the line has no tokens and
     no strings of the request, sessions and salts only as hashes: it is replayed with a prompt of the same length that
-    shares the same blocks with others, and an answer of the same length. Grammars, penalties, biases, stop tokens,
-    rules of a text's layout, ``min_tokens``, time limits, priorities, speculation options and samples after the first
-    are not replayed. If one of these, or the caller, ended an answer, its replay has at most as many tokens.
+    shares the same blocks with others, and an answer of the same length. Grammars, thinking budgets, penalties, biases,
+    stop tokens, rules of a text's layout, ``min_tokens``, time limits, priorities, speculation options and samples
+    after the first are not replayed. If one of these, or the caller, ended an answer, its replay has no more tokens.
     """
     request, started = record.request, record.started
     sampling, stopping = request.sampling, request.stopping

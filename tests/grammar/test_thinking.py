@@ -265,6 +265,7 @@ def test_a_grammar_applies_to_the_answer(
         events = run_all(engine(), [request])
         tokens = tokens_of(events, "r")
         begin = spent(tokens, prompt == OPEN)
+        assert begin == 1 or bias != ((OPENING, 50.0),)
         if begin is not None:
             end = tokens.index(END)
             thoughts, tokens = tokens[begin:end], tokens[end + 1 :]
