@@ -28,7 +28,7 @@ class ThinkingBudget:
         self._tokenizer, self._answer, self._budget = tokenizer, answer, request.sampling.thinking_budget
         self._over = self._budget + len(self._closing)
         self._spent = 0 if tokenizer.leaves_thoughts_open(request.prompt_ids) else -1  # -1: they are not open yet
-        ends = () if answer is None else tokenizer.eos_ids
+        ends = [token for token in tokenizer.eos_ids if token < vocab_size and answer is not None]
         self._free = token_mask(np.arange(vocab_size), vocab_size) & ~token_mask(ends, vocab_size)
         self._only = {token: token_mask([token], vocab_size) for token in (self._opening, *self._closing)}
 

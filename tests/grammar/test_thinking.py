@@ -328,7 +328,10 @@ def test_the_text_shows_the_mark_between_its_line_breaks() -> None:
 )
 def test_line_breaks_are_those_of_the_template(template: str | None, closing: str) -> None:
     info = TokenizerInfo(eos_ids=TOKENIZER.eos_ids, chat_template=template)
-    marks = Tokenizer.like(TOKENIZER, TOKENIZER._backend.to_str(), info).thought_marks
+    text = TOKENIZER._backend.to_str()
+    other = Tokenizer(text, TokenizerInfo(chat_template=r"{{ '\n</think>' }}"))
+    assert other.thought_marks == (OPENING, END, (LINE, END))
+    marks = Tokenizer.like(other, text, info).thought_marks  # shares the vocabulary
     assert marks is not None
     assert b"".join(map(TOKENIZER.token_bytes, marks[2])) == closing.encode()
 
