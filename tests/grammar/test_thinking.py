@@ -81,6 +81,7 @@ TOKENIZER = parts().tokenizer
 assert TOKENIZER.thought_marks is not None
 OPENING, END, CLOSING = TOKENIZER.thought_marks
 (LINE,) = TOKENIZER.encode_inside("\n")
+ENDS = tuple((token, 5.0) for token in TOKENIZER.eos_ids)
 TALK = [{"role": "user", "content": "def add(first, second): <think> return first\n" * 3}]
 PROMPT = tuple(TOKENIZER.encode_chat(TALK))  # the output may open thoughts
 OPEN = tuple(TOKENIZER.encode_chat(TALK, variables={"open": True}))
@@ -128,7 +129,7 @@ samplings = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.4]),
     logit_bias=st.sampled_from(
-        [(), ((OPENING, 30.0),), ((OPENING, 30.0), (LINE, 30.0)), ((OPENING, 6.0), (END, 3.0)), ((END, 4.0),)]
+        [(), ((OPENING, 30.0),), ((OPENING, 30.0), (LINE, 30.0)), ((OPENING, 6.0), (END, 3.0)), ((END, 4.0),), ENDS]
     ),
     seed=st.integers(0, 2**64 - 1),
     thinking_budget=st.integers(0, 14),
@@ -247,7 +248,7 @@ def test_no_mask_is_made_behind_the_thoughts_and_none_without_a_budget() -> None
     [
         (OPEN, ()),
         (OPEN, ((END, 5.0),)),
-        (OPEN, tuple((token, 9.0) for token in TOKENIZER.eos_ids)),
+        (OPEN, ENDS),
         (PROMPT, ((OPENING, 50.0),)),
         (PROMPT, ((LINE, 50.0),)),
         (PROMPT, ()),
