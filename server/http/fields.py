@@ -185,9 +185,9 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "echo": (), "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
     "functions": (), "function_call": ("auto", "none"), "audio": (), "modalities": (["text"],),
     "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (-1,),
-    "thinking_budget": (-1,), "chat_template": (), "chat_template_kwargs": (), "documents": (),
-    "continue_final_message": (), "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,),
-    "guided_whitespace_pattern": (), "safe_prompt": (), "prompt_mode": (), "moderation": (),
+    "chat_template": (), "chat_template_kwargs": (), "documents": (), "continue_final_message": (),
+    "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,), "guided_whitespace_pattern": (),
+    "safe_prompt": (), "prompt_mode": (), "moderation": (),
     # grammars, where another dialect's name is used
     "grammar": (), "json_schema": (), "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "format": (), "regex": (), "ebnf": (),

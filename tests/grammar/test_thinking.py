@@ -193,6 +193,19 @@ def make_request(budget: int, prompt: tuple[int, ...] = OPEN, **changes: Any) ->
     return Request("r", prompt, sampling, stopping, **changes)
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, OPEN], ids=["white space goes before", "the answer ends inside"])
+def test_beginnings_and_ends_that_models_hardly_ever_write(prompt: tuple[int, ...]) -> None:
+    bias = ((OPENING, 30.0), (LINE, 30.0)) if prompt == PROMPT else ENDS
+    met = False
+    for seed in range(12):
+        sampling = SamplingParams(seed=seed, logit_bias=bias, thinking_budget=9)
+        request = Request("r", prompt, sampling, StoppingParams(max_tokens=24))
+        found = tokens_of(run_all(engine(), [request]), "r")
+        assert found == plain(request)
+        met |= found[:2] == [LINE, OPENING] if prompt == PROMPT else len(found) < 9
+    assert met
+
+
 def test_received_tokens_beyond_the_budget_are_refused() -> None:
     free = tokens_of(run_all(engine(), [make_request(-1)]), "r")
     assert END not in free[:8]
