@@ -82,8 +82,8 @@ class Sequence(PagedTokens):
         if request.pooling is not None:
             self.pooler, self.n_pending = Pooler(request.pooling, self.n_prompt), 0
             self.most_cached = self.pooler.most_cached
-        if request.sampling.thinking_budget >= 0 and tokenizer.thought_marks and not request.healing_prefix:
-            grammar = ThinkingBudget(request, tokenizer, vocab_size, grammar)
+        if grammar is None and request.sampling.thinking_budget >= 0 and tokenizer.thought_marks:
+            grammar = ThinkingBudget(request, tokenizer, vocab_size)
         eos_ids = tokenizer.eos_ids
         self.sampling = SequenceSampling(
             request.sampling, request.stopping, seed, vocab_size, eos_ids, request.prompt_ids, grammar

@@ -89,10 +89,10 @@ class SamplingParams:
     thinking_budget: int = param(
         -1,
         Int(-1, INT31),
-        "Tokens after which the model's thoughts are closed. -1: no limit.",
+        "Tokens after which the model's thoughts are closed. -1: no limit. No effect with a grammar.",
         json="thinking_token_budget",
     )
-    """Models that do not mark thoughts ignore it. A grammar applies to what follows the thoughts."""
+    """Models that do not mark thoughts ignore it."""
 
 
 _RULE_TEXT = Text(MAX_RULE_TEXT)

@@ -236,7 +236,8 @@ class SamplingOptions(_message.Message):
     """Samples of the same prompt, 1 to 16. Default 1. The seed of sample i is derived from (seed, i)."""
     thinking_budget: _builtins.int
     """Tokens after which the model's thoughts are closed, as if it had written the mark at their end, and the answer
-    begins. A grammar applies to what follows them. Models that do not mark thoughts ignore it. Default -1 (no limit).
+    begins. No effect with a grammar, which begins with the answer. Models that do not mark thoughts ignore it.
+    Default -1 (no limit).
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:

@@ -83,6 +83,9 @@ def test_an_answer_says_where_the_model_has_no_thoughts() -> None:
     with running(lambda: Thinker(has_tools=True)) as server:
         assert not warned(server, CHAT, "thinking_budget")
         assert not warned(server, MESSAGES, "thinking.budget_tokens")
+        answer = server.ask(CHAT, **HI, thinking_budget=3, guided_regex="a+")
+        (note,) = answer["warnings"]
+        assert note["message"] == "has no effect with a grammar, which begins with the answer"
 
 
 def test_an_endpoint_without_it_says_so() -> None:
