@@ -11,7 +11,6 @@ from specdec.core.sampling import token_mask
 from specdec.core.types import Request
 from specdec.models.tokenizer import Tokenizer
 
-
 _UNLAWFUL = -2  # of a path with another token where only one is allowed
 
 
