@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 from draft.protocol import DraftTask
+from specdec.control.inputs import Match
 from specdec.core.tree import TokenTree
 
 Context = TypeVar("Context")
@@ -22,6 +23,11 @@ MAX_SHARED_CHANCE = 0.9  # sum of the children's chances above which shorter con
 BRANCHING_POWER = 1.5  # of a follower's share: a context that branched before tends to branch again
 LENGTH_WEIGHT = 0.4  # per token of the context
 COUNT_POWER = 0.7  # of the number of times that the context was seen
+
+
+def match_of(length: int) -> Match:
+    """The match of a longest context of ``length`` tokens."""
+    return Match(min(length, Match.STRONG))
 
 
 def expand(

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
+from draft.best_first import MAX_CONTEXTS, Child, expand, match_of, share_out, trust
 from draft.protocol import Drafter, DraftTask
 from draft.token_index import MAX_CONTEXT_TOKENS, Span, TokenIndex, file_version
+from specdec.control.inputs import Match
 from specdec.core.fields import MAX_INDEXES
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -88,19 +89,21 @@ class IndexShelf:
 class _Reader:
     """The last tokens of a sequence's text, and the indexes that it may draft from."""
 
-    __slots__ = ("_n_read", "context", "indexes")
+    __slots__ = ("_context", "_indexes", "_n_read", "spans")
 
     def __init__(self, sequence: Sequence, indexes: list[TokenIndex], fim: FimParser | None) -> None:
-        self.indexes = indexes
+        self._indexes = indexes
         parts = fim.parts(sequence.tokens) if fim else FimParts([], sequence.tokens, [], [])
-        self.context = (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:]
+        self._context = (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:]
         self._n_read = len(sequence.tokens)
+        self.spans: list[Span] = []  # the longest matches of the text's end, at most MAX_CONTEXTS
 
-    def read(self, tokens: Seq[int]) -> None:
-        """Append the new ones of ``tokens``, all of the sequence's."""
-        if len(tokens) > self._n_read:
-            self.context = [*self.context, *tokens[self._n_read :]][-MAX_CONTEXT_TOKENS:]
-            self._n_read = len(tokens)
+    def match(self, tokens: Seq[int]) -> None:
+        """Append the new ones of ``tokens``, all of the sequence's, and match the end of the text."""
+        self._context = [*self._context, *tokens[self._n_read :]][-MAX_CONTEXT_TOKENS:]
+        self._n_read = len(tokens)
+        found = [span for index in self._indexes for span in index.match(self._context)]
+        self.spans = sorted(found, key=lambda span: -span[3])[:MAX_CONTEXTS]
 
 
 class IndexDrafter(Drafter):
@@ -121,18 +124,18 @@ class IndexDrafter(Drafter):
         indexes = self._shelf.get(sequence.request.speculation.indexes)
         self._readers[sequence] = _Reader(sequence, indexes, self._fim)
 
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        for sequence in sequences:
+            self._readers[sequence].match(sequence.tokens)
+        return [match_of(max([span[3] for span in self._readers[one].spans], default=0)) for one in sequences]
+
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = []
         for task in tasks:
-            tokens = task.sequence.tokens
-            tree = TokenTree(tokens[-1])
-            if task.max_nodes > 0 and task.max_depth > 0:
-                reader = self._readers[task.sequence]
-                reader.read(tokens)
-                contexts = [span for index in reader.indexes for span in index.match(reader.context)]
-                if contexts:
-                    contexts.sort(key=lambda span: -span[3])
-                    expand(task, tree, contexts[:MAX_CONTEXTS], children)
+            tree = TokenTree(task.sequence.tokens[-1])
+            spans = self._readers[task.sequence].spans
+            if spans:
+                expand(task, tree, spans, children)
             trees.append(tree)
         return trees
 

@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from draft.protocol import Drafter, DraftTask, ModelBasedDrafter
-from specdec.control.inputs import DraftWork
+from specdec.control.inputs import DraftWork, Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree, check_tree
 from specdec.core.types import selects
@@ -107,6 +107,22 @@ class DrafterManager:
         except Exception:
             self._disable(name, [sequence], "failed to report its pending prefill")
             return 0, 0
+
+    def match(self, name: str, sequences: Seq[Sequence]) -> list[Match]:
+        """The matches of lookup drafter ``name``; none where it fails."""
+        try:
+            began = self._clock()
+            found = self._drafters[name].match(sequences)
+            took_ms = (self._clock() - began) * 1e3
+            if len(found) != len(sequences):
+                raise ValueError(f"{len(sequences)} sequences but {len(found)} matches")
+            if took_ms > self._stall_ms:
+                raise TimeoutError(f"took {took_ms:.0f} ms")
+        except Exception:
+            self._disable(name, sequences, "failed to match")
+            self._count_fault(name)
+            return [Match.NONE] * len(sequences)
+        return found
 
     def propose(self, name: str, tasks: Seq[DraftTask | None], prefill: int = 0) -> DraftWork:
         """Run drafter ``name``. tasks: per sequence; None: it does not propose. prefill: tokens it computes first."""

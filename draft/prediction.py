@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from draft.protocol import Drafter, DraftTask
+from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 
@@ -156,18 +157,23 @@ class PredictionDrafter(Drafter):
         index = next(shared, None) or PredictionIndex(request.prediction_ids)
         self._cursors[sequence] = PredictionCursor(index)
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees, budget = [], INDEXED_PER_STEP
-        for task in tasks:
-            tokens = task.sequence.tokens
-            tree = TokenTree(tokens[-1])
-            trees.append(tree)
-            cursor = self._cursors[task.sequence]
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        found, budget = [], INDEXED_PER_STEP
+        for sequence in sequences:
+            cursor = self._cursors[sequence]
             budget -= cursor.index.grow(budget)
-            for position in range(task.sequence.n_prompt + cursor.n_output, len(tokens)):
-                cursor.advance(tokens[position])
-            if task.max_nodes > 0 and task.max_depth > 0:
-                _grow(task, tree, cursor.index.tokens, cursor.places)
+            for token in sequence.tokens[sequence.n_prompt + cursor.n_output :]:
+                cursor.advance(token)
+            ended = all(place.position >= len(cursor.index.tokens) for place in cursor.places)
+            found.append(Match.NONE if ended else Match.STRONG)
+        return found
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        trees = []
+        for task in tasks:
+            tree, cursor = TokenTree(task.sequence.tokens[-1]), self._cursors[task.sequence]
+            _grow(task, tree, cursor.index.tokens, cursor.places)
+            trees.append(tree)
         return trees
 
     def end(self, sequence: Sequence) -> None:

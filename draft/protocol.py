@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.control.inputs import Odds, TreeExpansion
+from specdec.control.inputs import Match, Odds, TreeExpansion
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 
@@ -28,7 +28,7 @@ class DraftTask:
     sequence: Sequence
     """All of its tokens are committed; the last one is the pending token, the root of the tree."""
     max_nodes: int
-    """Maximum draft nodes; 0: propose nothing, but process the sequence's new tokens."""
+    """Maximum draft nodes; 0: propose nothing."""
     max_depth: int
     width: int
     """Maximum children of a node."""
@@ -82,6 +82,14 @@ class Drafter:
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""
         raise NotImplementedError
+
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        """Per sequence, how much text the proposals of `propose` would follow.
+
+        The engine calls it for lookup drafters, before `propose` and while prompts are prefilled, so new tokens are
+        processed here. With `Match.NONE` it does not call `propose`, which spares most of a step's decision.
+        """
+        return [Match.STRONG] * len(sequences)
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether it can draft for ``sequence`` at all. If not, no other method is called for it."""

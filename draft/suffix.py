@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
-from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
+from draft.best_first import MAX_CONTEXTS, Child, expand, match_of, share_out, trust
 from draft.protocol import Drafter, DraftTask
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
 from draft.text_store import TextLibrary, TextStore
+from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.models.fim import FimParser, FimParts
@@ -132,22 +133,26 @@ class SuffixDrafter(Drafter):
         """Start an index; `propose` fills it while the prompt is prefilled."""
         self._readers[sequence] = SuffixReader(sequence, self._library.stores(sequence.request), self._fim)
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """See `Drafter`; also indexes new tokens and stores finished texts, a bounded number per call."""
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        """See `Drafter`; indexes new tokens and stores finished texts, a bounded number per call."""
         budget = INDEXED_PER_STEP
+        found = []
+        for sequence in sequences:
+            reader = self._readers[sequence]
+            reader.read(sequence.tokens)
+            budget -= reader.index(budget)
+            found.append(match_of(max([length for _, _, length in reader.contexts()], default=0)))
+        self._library.work(max(budget, INDEXED_PER_STEP // 8))
+        return found
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = []
         for task in tasks:
-            tokens = task.sequence.tokens
-            reader = self._readers[task.sequence]
-            reader.read(tokens)
-            budget -= reader.index(budget)
-            tree = TokenTree(tokens[-1])
-            if task.max_nodes > 0 and task.max_depth > 0:
-                contexts = reader.contexts()
-                if contexts:
-                    expand(task, tree, contexts, children)
+            tree = TokenTree(task.sequence.tokens[-1])
+            contexts = self._readers[task.sequence].contexts()
+            if contexts:
+                expand(task, tree, contexts, children)
             trees.append(tree)
-        self._library.work(max(budget, INDEXED_PER_STEP // 8))
         return trees
 
     def end(self, sequence: Sequence) -> None:

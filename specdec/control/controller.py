@@ -104,8 +104,10 @@ class Controller:
         wanted = [True] * n
         if known.weighs_lookups(step):
             prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookup_ms * count for count in range(n + 1)])
-            found = choose_sequences(known.lookup_yield, sequences, wanted, [0.0] * n, [0.0] * n, prices)
-            wanted = [one.first or made is not DraftDecision.OFF for one, made in zip(sequences, found, strict=True)]
+            for match, yields in known.lookup_yields.items():
+                matched = [one.match == match and not one.first for one in sequences]
+                found = choose_sequences(yields, sequences, matched, [0.0] * n, [0.0] * n, prices)
+                wanted = [ok and made is not DraftDecision.OFF for ok, made in zip(wanted, found, strict=True)]
         requests = []
         for name in known.drafters:
             if name in known.lookups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from specdec.control.estimates.costs import CostTable
 from specdec.core.tree import TokenTree
@@ -66,12 +66,20 @@ class SequenceHistory:
     """Sequences are numbered in order of entry."""
     bucket: int
     """Index of the temperature (`temperature_bucket`)."""
-    emitted: int = 0
-    """Output tokens so far."""
     records: dict[str, DraftRecord] = field(default_factory=dict)
     """Per drafter."""
     rates: dict[str, Ratio] = field(default_factory=dict)
     """Per lookup drafter, accepted nodes over expected ones."""
+
+
+class Match(IntEnum):
+    """How much text the proposals of lookup drafters follow. Traces store the values."""
+
+    NONE = 0
+    """They have nothing to propose."""
+    WEAK = 1
+    """A single token: what followed it before follows it again in about one case of five."""
+    STRONG = 2
 
 
 class DraftDecision(StrEnum):
@@ -102,7 +110,7 @@ class SequenceInputs:
     room: int
     """Tokens that it may still emit."""
     drafters: Sequence[str]
-    """Drafters that may propose for it now."""
+    """Drafters that may propose for it now; lookup drafters only if they have a match."""
     forced: bool = False
     """Mode ON: every proposed node is verified."""
     due: float = 0.0
@@ -112,6 +120,10 @@ class SequenceInputs:
     pending_prefill: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Per model-based drafter, tokens that it must compute before it can propose: if it reads the whole text, and if it
     reads the end alone."""
+    emitted: int = 0
+    """Output tokens so far."""
+    match: Match = Match.STRONG
+    """The best one of its lookup drafters."""
 
 
 @dataclass(slots=True)
@@ -169,7 +181,7 @@ class StepInputs:
     drafted: dict[str, DraftWork] = field(default_factory=dict)
     """Drafters that have run in this step, with their results."""
     rested: int = 0
-    """Steps before this one that were decoded plainly without a decision (`Plan.rest`)."""
+    """Steps before this one that were decoded plainly without a decision: nothing to propose, or `Plan.rest`."""
 
     @property
     def constrained(self) -> bool:
@@ -232,7 +244,7 @@ class Plan:
     verify_ms: float = 0.0
     """Expected milliseconds of the forward."""
     rest: int = 0
-    """Further steps of the same sequences that need no decision: plain decoding."""
+    """Further steps of the same sequences that need no decision unless a better match is found: plain decoding."""
 
     @property
     def budget(self) -> int:

@@ -13,6 +13,7 @@ from specdec.control.estimates.learned import Learned
 from specdec.control.inputs import (
     DraftDecision,
     DraftWork,
+    Match,
     Outcome,
     Plan,
     Ratio,
@@ -23,7 +24,7 @@ from specdec.control.inputs import (
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import TokenTree
 
-LOOKUP = "lookup"  # name under which all lookup drafters are estimated together
+LOOKUP = "lookup"  # with the match, the name under which all lookup drafters are estimated together
 
 
 class Estimates:
@@ -57,7 +58,10 @@ class Estimates:
         tokens, levels, rows = params.model_prior
         priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
         self.yields = {name: DrafterYield(name, priors[name], known[name].records(), params) for name in drafting}
-        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, params=params)
+        self.lookup_yields = {
+            match: DrafterYield(f"{LOOKUP} {match}", params.lookup_prior, params=params)
+            for match in (Match.WEAK, Match.STRONG)
+        }
         self.lookup_ms = 0.0  # of all lookup drafters, per sequence that they propose for
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
@@ -127,17 +131,17 @@ class Estimates:
         for one, tree, kept, tokens, did in zip(
             step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
         ):
-            # A step without a decision yields one token; a sequence that has none yet was not part of it.
-            one.history.emitted += len(tokens) + (step.rested if one.history.emitted else 0)
             gain = 0.0
             if kept:
                 own = {node for node in kept if not self.lookups.isdisjoint(tree.sources[node])}
                 gain = len(own.intersection(tree.follow(tokens[:-1], set(kept)))) - row_price * len(own)
             gained += gain
             if weighed and did:
-                self.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
+                self.lookup_yields[one.match].observe(one, max(0.0, gain), 1.0, 0.0)
         if weighed:
-            self.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
+            for match, yields in self.lookup_yields.items():
+                these = [did and one.match == match for one, did in zip(step.sequences, proposed, strict=True)]
+                yields.end_step(step.sequences, these, 1 + step.rested)
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:
@@ -150,12 +154,13 @@ class Estimates:
     def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         """All tokens over all time, not a mean of steps, since that is what a step's last level competes with.
 
-        Long prefill is left out: no later step repeats it.
+        Long prefill is left out: no later step repeats it. A step without a decision brings one token.
         """
         spent_ms = plan.verify_ms + self.lookup_ms * sum(self.lookups_proposed(step))
         for name, work in step.drafted.items():
             spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
-        self.speedup.add(spent_ms / step.prices.decode_ms, sum(map(len, outcome.tokens)) / len(step.sequences))
+        tokens = sum(map(len, outcome.tokens)) / len(step.sequences)
+        self.speedup.add(spent_ms / step.prices.decode_ms + step.rested, tokens + step.rested)
 
     def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
         """Update costs from the times of the forward and of drafting.

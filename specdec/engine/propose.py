@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from draft.manager import DrafterManager
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
-from specdec.control.inputs import DraftDecision, DraftRequest, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
+from specdec.control.inputs import (
+    DraftDecision,
+    DraftRequest,
+    DraftWork,
+    Match,
+    Outcome,
+    Plan,
+    SequenceInputs,
+    StepInputs,
+)
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import SpeculationMode
@@ -58,8 +67,10 @@ class Drafting:
         self, manager: DrafterManager, controller: Controller, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._manager, self.controller, self._clock = manager, controller, clock
-        self._rest = self._rested = 0  # steps that need no decision, and those taken since the last one
-        self._resting: list[Sequence] | None = None  # the sequences for which that holds; None: any
+        self._rest = self._rested = 0  # steps that need no decision, and those since the last one
+        self._resting: list[Sequence] = []  # the sequences for which that holds
+        self._rest_match = Match.NONE  # the best match for which that holds
+        self._paused = 0  # steps left without drafts after a fault
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts."""
@@ -76,25 +87,29 @@ class Drafting:
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
         """Draft for all plan entries."""
         out = _plain(entries)
-        if self._rested < self._rest and self._resting in (None, [entry.seq for entry in entries]):
-            self._rested += 1
+        if self._paused:
+            self._paused -= 1
             return out
         try:
             self._draft(entries, out)
         except Exception:
             logger.exception("drafting failed; the next %d steps decode without drafts", PAUSE_STEPS)
-            self._resting, self._rest, self._rested = None, PAUSE_STEPS, 0
+            self._paused = PAUSE_STEPS
             return _plain(entries)
         return out
 
     def _draft(self, entries: Seq[PlanEntry], out: Proposals) -> None:
         """Replace the trees of ``out`` by drafts."""
-        self._keep_up(entries)
-        at = [i for i, entry in enumerate(entries) if entry.samples]
-        if not any(entries[i].nodes for i in at):
+        if not any(entry.seq.drafts for entry in entries):
             return
+        matches = self._match(entries)
+        at = [i for i, entry in enumerate(entries) if entry.samples]
         sampling = [entries[i] for i in at]
-        step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
+        best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)
+        if not self._needs_decision(entries, sampling, matches, best):
+            self._rested += bool(sampling)
+            return
+        step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
         plan = self._decide(step, out)
         while plan.requests:
             for request in plan.requests:
@@ -103,7 +118,7 @@ class Drafting:
         estimates = self.controller.estimates
         out.predicted_draft_ms += estimates.lookup_ms * sum(estimates.lookups_proposed(step))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
-        self._resting = [entry.seq for entry in entries] if plan.rest else None
+        self._resting, self._rest_match = [entry.seq for entry in entries], best
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 
@@ -123,17 +138,50 @@ class Drafting:
         out.control_ms += (self._clock() - began) * 1e3
         return plan
 
-    def _inputs(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> StepInputs:
+    def _match(self, entries: Seq[PlanEntry]) -> dict[Sequence, dict[str, Match]]:
+        """Per sequence, the matches of lookup drafters that have one. They read prompts while these are prefilled."""
+        manager = self._manager
+        found: dict[Sequence, dict[str, Match]] = {entry.seq: {} for entry in entries}
+        for name, model_based in manager.model_based.items():
+            able = [] if model_based else [seq for seq in found if manager.may_propose(name, seq)]
+            for seq, match in zip(able, manager.match(name, able), strict=True) if able else ():
+                if match:
+                    found[seq][name] = match
+        return found
+
+    def _needs_decision(
+        self,
+        entries: Seq[PlanEntry],
+        sampling: Seq[PlanEntry],
+        matches: Mapping[Sequence, Mapping[str, Match]],
+        best: Match,
+    ) -> bool:
+        """Whether a drafter may propose in this step, and the last decision leaves it open. best: of all matches."""
+        if self._rested < self._rest and best <= self._rest_match and self._resting == [e.seq for e in entries]:
+            return False
+        models = [name for name, model_based in self._manager.model_based.items() if model_based]
+        return any(
+            entry.nodes and (matches[entry.seq] or any(self._manager.may_propose(name, entry.seq) for name in models))
+            for entry in sampling
+        )
+
+    def _inputs(
+        self,
+        sampling: Seq[PlanEntry],
+        prefill_rows: int,
+        matches: Mapping[Sequence, Mapping[str, Match]],
+        out: Proposals,
+    ) -> StepInputs:
         """The controller's inputs of the step."""
         began = self._clock()
         prices = self.controller.estimates.prices(
             [entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows
         )
         out.control_ms += (self._clock() - began) * 1e3
-        sequences = [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling]
+        sequences = [self._sequence_inputs(entry, matches[entry.seq], prices.plain_ms) for entry in sampling]
         return StepInputs(prices, sequences, prefill_rows, rested=self._rested)
 
-    def _sequence_inputs(self, entry: PlanEntry, step_ms: float) -> SequenceInputs:
+    def _sequence_inputs(self, entry: PlanEntry, matches: Mapping[str, Match], step_ms: float) -> SequenceInputs:
         seq, manager = entry.seq, self._manager
         if seq.history is None:  # mode OFF: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
@@ -143,7 +191,11 @@ class Drafting:
             if model_based and manager.may_propose(name, seq)
         }
         # A fault above disables a drafter
-        drafters = [name for name in manager.names if manager.may_propose(name, seq)]
+        drafters = [
+            name
+            for name, model_based in manager.model_based.items()
+            if (manager.may_propose(name, seq) if model_based else name in matches)
+        ]
         return SequenceInputs(
             seq.history,
             seq.tokens[-1],
@@ -154,6 +206,8 @@ class Drafting:
             tokens_due(seq, step_ms),
             entry.prefill > 0,
             pending_prefill,
+            seq.n_output,
+            max(matches.values(), default=Match.NONE),
         )
 
     def _run(self, request: DraftRequest, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
@@ -195,19 +249,6 @@ class Drafting:
         shallow = decision is DraftDecision.PROBE and not self._manager.tree_rows[request.drafter]
         depth = min(seq.max_depth, PROBE_DEPTH) if shallow else seq.max_depth
         return DraftTask(seq, entry.nodes, depth, seq.width, request.drafter, odds, floor, request.expansion)
-
-    def _keep_up(self, entries: Seq[PlanEntry]) -> None:
-        """Pass prompts to lookup drafters while they are prefilled."""
-        waiting = [e for e in entries if not e.samples and e.seq.drafts]
-        if not waiting:
-            return
-        for name, model_based in self._manager.model_based.items():
-            if not model_based:
-                tasks = [
-                    DraftTask(entry.seq, 0, 0, 1, name) if self._manager.may_propose(name, entry.seq) else None
-                    for entry in waiting
-                ]
-                self._manager.propose(name, tasks)
 
     def _lawful(self, seq: Sequence, tree: TokenTree, share_s: float, out: Proposals) -> TokenTree | None:
         """``tree`` without nodes that the request's grammar forbids (most drafters ignore grammars); None: a fault.

@@ -199,6 +199,7 @@ class Simulation:
         self._positions = [1] * n
         self._first = [lengths is not None] * n
         self._left = [0] * n
+        self._emitted = [0] * n
         self._pending: list[dict[str, int]] = [{} for _ in range(n)]
         self.histories = [self.controller.enter(0.0) for _ in range(n)]
         for i in range(n):
@@ -231,6 +232,7 @@ class Simulation:
         return (last + 1 - first) * self._elapsed_ms / tokens
 
     def _begin(self, i: int) -> None:
+        self._emitted[i] = 0
         self._left[i] = 10**9 if self._lengths is None else self._rng.randint(*self._lengths)
         self._first[i] = self._lengths is not None
         reading = [d.name for d in self.world.drafters if d.level_ms is not None and self._prompt]
@@ -245,7 +247,7 @@ class Simulation:
         sequences = [
             SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced,
                            self._due(prices.plain_ms) if i == 0 else 0.0, self._first[i],
-                           {name: (tokens, tokens) for name, tokens in self._pending[i].items()})
+                           {name: (tokens, tokens) for name, tokens in self._pending[i].items()}, self._emitted[i])
             for i in range(n)
         ]  # fmt: skip
         step = StepInputs(prices, sequences)
@@ -282,6 +284,7 @@ class Simulation:
     def _commit(self, i: int, tokens: int) -> None:
         self._positions[i] += tokens
         self._left[i] -= tokens
+        self._emitted[i] += tokens
         self._first[i] = False
         self._pending[i] = {name: pending + tokens for name, pending in self._pending[i].items()}
         if self._left[i] <= 0:

@@ -13,7 +13,7 @@ import pytest
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.drafters import DraftCosts
-from specdec.control.inputs import DraftDecision, DraftWork, SequenceInputs, StepInputs
+from specdec.control.inputs import DraftDecision, DraftWork, Match, SequenceInputs, StepInputs
 from specdec.control.learning import Estimates
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.tree import TokenTree
@@ -84,12 +84,6 @@ def test_steps_without_a_decision_count_as_idle_ones() -> None:
     step.rested = plan.rest
     controller.observe(step, plan, outcome_of(plan, [[1]]))
     assert one.history.records["m"].idle == controller.estimates.yields["m"].pool(0).idle == 1 + PARAMS.rest_steps
-    assert one.history.emitted == 2 + PARAMS.rest_steps
-    new = make_one(2)
-    step, plan = take_step(controller, [one, new], {})
-    step.rested = 5
-    controller.observe(step, plan, outcome_of(plan, [[1], [1]]))
-    assert (one.history.emitted, new.history.emitted) == (8 + PARAMS.rest_steps, 1)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,8 @@ def test_a_step_may_be_learned_from_after_the_next_was_decided() -> None:
     step, plan = take_step(prompt, alone, {"s": lookup_work(alone, 0.9)})
     prompt.observe(step, plan, outcome_of(plan, [[1, 2, 3, 9], [7]]))
     assert [asdict(one.history) for one in first] == [asdict(one.history) for one in alone]
-    assert first[0].history.emitted == 4
     late.observe(after, after_plan, outcome_of(after_plan, [[1, 9]]))
-    assert second[0].history.emitted == 2
+    assert second[0].history.rates["s"].observed == 1.0
 
 
 def test_an_outcome_of_other_sequences_is_rejected() -> None:
@@ -187,6 +180,39 @@ def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: d
     controller.estimates.lookup_ms = 1e6
     (request,) = controller.decide(StepInputs(controller.estimates.prices([0]), [one])).requests
     assert request.decisions == [decision]
+
+
+def test_proposals_after_a_single_token_are_weighed_apart() -> None:
+    """They bring a token in ten steps, the others one in each. A proposal takes a third of a token's time."""
+    controller, weak, strong = lookup_controller(), make_one(1, match=Match.WEAK), make_one(2, match=Match.STRONG)
+    token_ms = controller.estimates.prices([0, 0]).token_ms
+    proposed = [0, 0]
+    for at in range(400):
+        step = StepInputs(controller.estimates.prices([0, 0]), [weak, strong])
+        (request,) = controller.decide(step).requests
+        asks = [decision == "free" for decision in request.decisions]
+        proposed = [count + ok for count, ok in zip(proposed, asks, strict=True)]
+        trees = [chain([0.9], source="s", cells=[0]) if ok else None for ok in asks]
+        step.drafted["s"] = DraftWork(trees, 1, 0.0, request.decisions)
+        plan = controller.decide(step)
+        kept = [bool(nodes) for nodes in plan.kept]
+        tokens = [[1, 9] if kept[0] and at % 10 == 0 else [9], [1, 9] if kept[1] else [9]]
+        controller.observe(step, plan, outcome_of(plan, tokens, draft_ms=token_ms / 3 * sum(asks)))
+    assert proposed[1] == 400
+    assert proposed[0] < 200
+
+
+def test_steps_without_a_decision_count_in_the_value_of_time() -> None:
+    """Two tokens in one step of ten are worth less than two in each."""
+    rates = []
+    for rested in (0, 9):
+        controller, one = make_controller(), make_one()
+        for _ in range(60):
+            step, plan = take_step(controller, [one], {"m": DraftWork([chain([0.9], source="m", cells=[0])], 1, 1.0)})
+            step.rested = rested
+            controller.observe(step, plan, outcome_of(plan, [[1, 9]]))
+        rates.append(controller.estimates.speedup.value)
+    assert rates[1] - 1.0 == pytest.approx((rates[0] - 1.0) / 10, abs=0.02)
 
 
 def test_the_cost_of_prefilling_a_long_text_is_learned() -> None:

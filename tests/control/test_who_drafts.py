@@ -103,8 +103,8 @@ def test_a_long_text_is_prefilled_once_as_much_was_emitted_as_wins_it_back(prefi
     knows(drafter, other, *PRIOR)
     saved_ms = (PLAIN_MS * PRIOR[0] - PRIOR[1]) / (1 + PRIOR[0])  # of a token
     while decide(drafter, [one], 1.0, prefill_ms=prefill_ms) != ["on"]:
-        one.history.emitted += 1
-    assert one.history.emitted == pytest.approx(prefill_ms / saved_ms, abs=2)
+        one.emitted += 1
+    assert one.emitted == pytest.approx(prefill_ms / saved_ms, abs=2)
 
 
 def test_the_whole_text_is_read_once_it_would_have_paid_on_the_answer_so_far() -> None:
@@ -113,10 +113,10 @@ def test_the_whole_text_is_read_once_it_would_have_paid_on_the_answer_so_far() -
     knows(drafter, make_one(), *PRIOR)
     found = []
     for saved_ms in (-1.0, 0.0, 30.0, 300.0):
-        one.history.emitted = 0
+        one.emitted = 0
         while reads_end_alone(drafter, one, saved_ms, PLAIN_MS):
-            one.history.emitted += 1
-        found.append(one.history.emitted)
+            one.emitted += 1
+        found.append(one.emitted)
     assert found == [0, 0, 50, 500]
 
 

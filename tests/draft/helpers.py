@@ -35,7 +35,9 @@ def make_task(
 
 def propose(drafter: Drafter, sequence: Sequence, nodes: int = 7, depth: int = 63, width: int = 3) -> TokenTree:
     """Return one sequence's tree, checked for the rules of every tree."""
+    (match,) = drafter.match([sequence])
     (tree,) = drafter.propose([make_task(sequence, nodes, depth, width, source=drafter.name)])
+    assert match or len(tree) == 1
     assert tree.tokens[0] == sequence.tokens[-1]
     assert len(tree) - 1 <= nodes
     assert max(tree.depths) <= depth

@@ -11,7 +11,7 @@ import pytest
 
 from draft.manager import MAX_FAULTS, PREFILL_PER_STALL, SUSPENSION_S, DrafterManager
 from draft.protocol import DraftTask
-from specdec.control.inputs import DraftWork
+from specdec.control.inputs import DraftWork, Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 from tests.draft.helpers import make_sequence, make_task
@@ -156,6 +156,26 @@ def test_a_wrong_number_of_trees_is_a_fault(answer: Any) -> None:
     (sequence,) = begun(panel, [1, 2])
     assert tokens(ask(panel, "bad", sequence)) == [None]
     assert not panel.may_propose("bad", sequence)
+
+
+@pytest.mark.parametrize("fault", ["raises", "one match too few", "slow"])
+def test_a_drafter_that_fails_to_match_is_dropped_for_its_sequences_only(fault: str) -> None:
+    drafter, clock = Scripted("d", chain(5)), Clock()
+    panel = DrafterManager([drafter], VOCAB, stall_ms=50.0, clock=clock)
+    before, after = begun(panel, [1], [2])
+
+    def match(sequences: Seq[Sequence]) -> list[Match]:
+        clock.now += 0.1 if fault == "slow" else 0.01
+        if fault == "raises":
+            raise ValueError("no match")
+        return [Match.STRONG] * (len(sequences) - (fault == "one match too few"))
+
+    drafter.match = match  # type: ignore[method-assign]
+    assert panel.match("d", [before]) == [Match.NONE]
+    assert (panel.may_propose("d", before), panel.may_propose("d", after)) == (False, True)
+    for sequence in begun(panel, [3], [4]):
+        panel.match("d", [sequence])
+    assert not panel.may_propose("d", after)  # suspended after three faults
 
 
 @pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind"])

@@ -21,8 +21,9 @@ from draft.prediction import (
     PredictionDrafter,
     PredictionIndex,
 )
+from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
-from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
+from tests.draft.helpers import accepted, code_like, make_sequence, propose, replay
 
 PROMPT = [8001, 8002]
 tokens = st.lists(st.integers(0, 6), max_size=60)
@@ -220,8 +221,7 @@ def test_a_long_prediction_is_indexed_in_bounded_pieces(monkeypatch: pytest.Monk
     index = drafter._cursors[sequence].index
     for step in range(5):
         assert index.find(text[30:33], 0) == ((33, 3) if step == 4 else (-1, 0))
-        (tree,) = drafter.propose([make_task(sequence, nodes=0)])
-        assert len(tree) == 1
+        assert drafter.match([sequence]) == [Match.STRONG]
 
 
 def test_all_samples_together_index_as_much_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_all_samples_together_index_as_much_as_one(monkeypatch: pytest.MonkeyPat
     index, others = drafter._cursors[first].index, drafter._cursors[other].index
     assert drafter._cursors[second].index is index
     for step in range(1, 9):
-        drafter.propose([make_task(sequence, nodes=0) for sequence in (first, second, other)])
+        drafter.match([first, second, other])
         assert index._indexed + others._indexed == 10 * step
 
 

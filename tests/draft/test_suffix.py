@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from draft import suffix
 from draft.suffix import INDEXED_PER_STEP, SuffixDrafter
 from draft.text_store import SHARED_AGE_S
+from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
@@ -36,7 +37,7 @@ def finish(of: SuffixDrafter, tokens: list[int], **fields: object) -> None:
     of.end(begun(of, tokens, **fields))
     other = begun(of, [0], cache_salt="nobody's")
     for _ in range(2 + len(tokens) // INDEXED_PER_STEP):
-        of.propose([make_task(other, nodes=0)])
+        of.match([other])
 
 
 def edges(tree: TokenTree) -> Iterator[tuple[int, int]]:
@@ -204,8 +205,9 @@ def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     short = begun(suffixes, [1, 2, 3, 1, 2])
     sizes = []
     for step in range(6):
-        tasks = [make_task(short), make_task(long)]
-        ours, theirs = suffixes.propose(tasks)
+        matches = suffixes.match([short, long])
+        assert matches == [Match.STRONG, Match.STRONG if step > 3 else Match.NONE]
+        ours, theirs = suffixes.propose([make_task(short), make_task(long)])
         assert ours.tokens[:2] == [2, 3]  # the other sequences continue meanwhile
         assert (len(theirs) > 1) == (step > 3)
         sizes.append(suffixes._readers[long].automaton.size)
@@ -213,12 +215,12 @@ def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     assert theirs.tokens[1] == 102
 
 
-def test_prompts_are_indexed_while_nothing_may_be_proposed() -> None:
+@pytest.mark.parametrize(
+    ("text", "match"), [([1, 2, 3], Match.NONE), ([1, 2, 1], Match.WEAK), ([1, 2, 3, 1, 2], Match.STRONG)]
+)
+def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: Match) -> None:
     suffixes = drafter(ALONE)
-    sequence = begun(suffixes, [1, 2, 3, 1, 2])
-    (tree,) = suffixes.propose([make_task(sequence, nodes=0)])
-    assert len(tree) == 1
-    assert suffixes._readers[sequence].automaton.size == 5
+    assert suffixes.match([begun(suffixes, text)]) == [match]
 
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +231,6 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
     (store,) = suffixes._readers[sequence].stores
     sizes = []
     for _ in range(4):
-        suffixes.propose([make_task(sequence, nodes=0)])
+        suffixes.match([sequence])
         sizes.append(store.young.size)
     assert sizes == [15, 31, 40, 40]

@@ -15,7 +15,7 @@ import pytest
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.estimates.costs import CostTable
-from specdec.control.inputs import Outcome, Plan, StepInputs
+from specdec.control.inputs import Match, Outcome, Plan, StepInputs
 from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.control.params import ControlParams
 from specdec.control.trace import replay_file
@@ -40,6 +40,10 @@ class Recorder(ModelBasedDrafter):
         self.tasks: list[DraftTask] = []
         self.batches: list[int] = []
         self.outputs: list[int] = []  # per task, tokens its sequence had emitted
+        self.matched: list[
+            tuple[Match, int]
+        ] = []  # per call of `match`, the answer and the tokens of the first sequence
+        self.match_at = lambda tokens: Match.STRONG  # by the number of tokens
 
     def warm_up(self, rows: int) -> None: ...
 
@@ -48,6 +52,11 @@ class Recorder(ModelBasedDrafter):
 
     def tail_prefill(self, sequence: Sequence) -> int:
         return self._tail
+
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        found = [self.match_at(len(sequence.tokens)) for sequence in sequences]
+        self.matched.append((found[0], len(sequences[0].tokens)))
+        return found
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         self.tasks += tasks
@@ -250,7 +259,42 @@ def test_free_drafters_observe_a_prompt_during_prefill() -> None:
     engine = engine_with(drafter)
     engine.submit(request("r", AUTO, prompt=150))
     engine.step()
-    assert [(task.max_nodes, task.max_depth) for task in drafter.tasks] == [(0, 0)]
+    assert drafter.tasks == []
+    assert drafter.matched == [(Match.STRONG, 150)]
+
+
+def test_a_step_without_a_match_needs_no_decision() -> None:
+    drafter = Recorder("free", False)
+    drafter.match_at = lambda tokens: Match.NONE if tokens % 5 else Match.STRONG
+    engine = engine_with(drafter)
+    events = run_all(engine, [request("r", AUTO, tokens=60), request("other", OFF, tokens=60)])
+    assert len(tokens_of(events, "r")) == 60
+    tasks = drafting_tasks(drafter)
+    assert tasks
+    assert all(tokens % 5 == 0 for tokens in (9 + outputs for outputs in drafter.outputs))
+    decided = [step for step in engine.trace(1000) if step.control_ms > 0]
+    assert len(decided) == len(drafter.batches) == sum(match is Match.STRONG for match, _ in drafter.matched)
+
+
+def test_a_better_match_ends_a_rest() -> None:
+    """A proposal takes longer than a step, so none pays."""
+    drafter = Recorder("free", False)
+    drafter.match_at = lambda tokens: Match.STRONG if tokens == 40 else Match.WEAK
+    engine = engine_with(drafter)
+    controller, decided = engine._speculation.drafting.controller, []
+    decide, controller.estimates.lookup_ms = controller.decide, 1e6
+
+    def watch(step: StepInputs) -> Plan:
+        decided.append((step.sequences[0].emitted + 9, step.sequences[0].match))
+        return decide(step)
+
+    controller.decide = watch  # type: ignore[method-assign]
+    run_all(engine, [request("r", AUTO, tokens=60)])
+    strong = [tokens for tokens, match in decided if match is Match.STRONG]
+    assert set(strong) == {40}
+    weak = sorted({tokens for tokens, match in decided if match is Match.WEAK})
+    assert len(weak) < 10
+    assert all(tokens != 41 for tokens in weak)
 
 
 def test_drafters_propose_for_all_sequences_together() -> None:

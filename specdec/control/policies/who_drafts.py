@@ -104,7 +104,7 @@ def reads_end_alone(drafter: DrafterYield, one: SequenceInputs, saved_ms: float,
     saved_ms: draft prefill that the end alone saves. token_ms: a token without the drafter.
     """
     pool = drafter.pool(one.history.bucket)
-    steps = one.history.emitted / (1.0 + pool.tokens / pool.steps)
+    steps = one.emitted / (1.0 + pool.tokens / pool.steps)
     return saved_ms > drafter.params.whole_text_gain * pool.tokens / pool.steps * token_ms * steps
 
 
@@ -140,7 +140,7 @@ def _estimate(
     tokens = (share * pool.tokens + record.tokens) / steps
     levels = (share * pool.levels + record.levels) / steps
     rows = (share * pool.rows + record.rows) / steps
-    ahead = max(1.0, min(one.room, max(params.min_tokens_ahead, one.history.emitted)) / (1.0 + tokens))
+    ahead = max(1.0, min(one.room, max(params.min_tokens_ahead, one.emitted)) / (1.0 + tokens))
     gross_ms = tokens * (1.0 - covered) * prices.token_ms - rows * prices.row_ms
     worth = (gross_ms - prefill_ms / ahead) / levels
     return _Estimate(tokens, levels, gross_ms, steps, ahead, prefill_ms, worth, record.idle)
