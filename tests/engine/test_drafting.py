@@ -266,7 +266,7 @@ def test_free_drafters_observe_a_prompt_during_prefill() -> None:
 def test_a_step_without_a_match_needs_no_decision() -> None:
     drafter = Recorder("free", False)
     drafter.match_at = lambda tokens: Match.NONE if tokens % 5 else Match.STRONG
-    engine = engine_with(drafter)
+    engine = engine_with(drafter, control_params=replace(PARAMS, min_weighed_share=1e9))
     events = run_all(engine, [request("r", AUTO, tokens=60), request("other", OFF, tokens=60)])
     assert len(tokens_of(events, "r")) == 60
     tasks = drafting_tasks(drafter)
@@ -274,6 +274,7 @@ def test_a_step_without_a_match_needs_no_decision() -> None:
     assert all(tokens % 5 == 0 for tokens in (9 + outputs for outputs in drafter.outputs))
     decided = [step for step in engine.trace(1000) if step.control_ms > 0]
     assert len(decided) == len(drafter.batches) == sum(match is Match.STRONG for match, _ in drafter.matched)
+    assert len(drafter.matched) > 2 * len(decided)
 
 
 def test_a_better_match_ends_a_rest() -> None:
