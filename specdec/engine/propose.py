@@ -102,11 +102,15 @@ class Drafting:
         """Replace the trees of ``out`` by drafts."""
         if not any(entry.seq.drafts for entry in entries):
             return
+        rests = self._rested < self._rest and self._resting == [entry.seq for entry in entries]
+        if rests and self._rest_match is Match.STRONG:  # there is no better one
+            self._rested += 1
+            return
         matches = self._match(entries)
         at = [i for i, entry in enumerate(entries) if entry.samples]
         sampling = [entries[i] for i in at]
         best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)
-        if not self._needs_decision(entries, sampling, matches, best):
+        if (rests and best <= self._rest_match) or not self._may_draft(sampling, matches):
             self._rested += bool(sampling)
             return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
@@ -149,16 +153,8 @@ class Drafting:
                     found[seq][name] = match
         return found
 
-    def _needs_decision(
-        self,
-        entries: Seq[PlanEntry],
-        sampling: Seq[PlanEntry],
-        matches: Mapping[Sequence, Mapping[str, Match]],
-        best: Match,
-    ) -> bool:
-        """Whether a drafter may propose in this step, and the last decision leaves it open. best: of all matches."""
-        if self._rested < self._rest and best <= self._rest_match and self._resting == [e.seq for e in entries]:
-            return False
+    def _may_draft(self, sampling: Seq[PlanEntry], matches: Mapping[Sequence, Mapping[str, Match]]) -> bool:
+        """Whether a model-based drafter, or a lookup drafter with a match, may propose in this step."""
         models = [name for name, model_based in self._manager.model_based.items() if model_based]
         return any(
             entry.nodes and (matches[entry.seq] or any(self._manager.may_propose(name, entry.seq) for name in models))
