@@ -6,9 +6,8 @@ import errno
 import json
 import logging
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -20,6 +19,8 @@ from specdec.control.inputs import DraftDecision, DraftWork, Outcome, Plan, Sequ
 from specdec.core.tree import TokenTree
 from specdec.core.types import StepTrace, trace_dict, trace_step
 from specdec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
 
@@ -57,7 +58,7 @@ def _nodes(tree: TokenTree) -> Nodes:
     return list(zip(tree.parents[1:], tree.tokens[1:], tree.cells[1:], tree.scores[1:], strict=True))
 
 
-VERSION = 3  # of the file format
+VERSION = 4  # of the file format
 KEPT_FILES = 3  # previous files, named FILE.1 (the newest) to FILE.3
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -66,7 +67,7 @@ class TraceWriter:
     """Writes steps to a file, after a header with the controller's arguments.
 
     Each step is flushed to the system, so a killed process loses none. A file with a step is rotated at start and at
-    ``max_bytes``. On a full disk the file begins with the first step for which there is space.
+    ``max_bytes``. If the disk is full at the start, nothing is written.
 
     Raises:
         ConfigError: the file cannot be written, for another reason than a full disk.
@@ -78,24 +79,19 @@ class TraceWriter:
         try:
             self._begin(continues=False)
         except OSError as error:
-            if error.errno in _FULL:
-                return
-            raise ConfigError(f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})") from None
+            if error.errno not in _FULL:
+                raise ConfigError(
+                    f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})"
+                ) from None
+            logger.error("the trace file %s is not written: %s", path, error.strerror)
 
     def write(self, step: StepTrace) -> None:
         """Append a step. Raises OSError."""
-        if self._file is None:
-            self._begin(continues=False)
-        elif self._written >= self._max_bytes:
+        if self._file is not None and self._written >= self._max_bytes:
             self.close()
             self._begin(continues=True)
-        self._line(trace_dict(step) | {"replay": step.replay})
-
-    def resume(self, lost: int) -> None:
-        """Begin a new file after ``lost`` steps that could not be written. Raises OSError."""
-        with suppress(OSError):
-            self.close()
-        self._begin(continues=False, lost=lost)
+        if self._file is not None:
+            self._line(trace_dict(step) | {"replay": step.replay})
 
     def close(self) -> None:
         """Close the file."""
@@ -103,7 +99,7 @@ class TraceWriter:
         if file is not None:
             file.close()
 
-    def _begin(self, *, continues: bool, lost: int = 0) -> None:
+    def _begin(self, *, continues: bool) -> None:
         # A file with its header alone is replaced: starts that fail must not push older steps out.
         if self._path.is_file() and self._path.stat().st_size and not _is_empty_trace(self._path):
             for number in range(KEPT_FILES, 0, -1):
@@ -112,9 +108,8 @@ class TraceWriter:
                     newer.replace(previous_file(self._path, number))
         self._file = open(self._path, "w", encoding="utf-8", opener=_own)  # noqa: SIM115 - closed by `close`
         self._written = 0
-        header = {"specdec_trace": VERSION, "controller": self._controller, "continues": continues}
         try:
-            self._line(header | {"lost_steps": lost} if lost else header)
+            self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": continues})
         except OSError:
             with suppress(OSError):
                 self.close()
@@ -218,29 +213,18 @@ def _step(values: Any, where: str) -> StepTrace:
         raise ConfigError(f"{where} is no step of a trace ({error})") from None
 
 
-logger = logging.getLogger(__name__)
-
-
-RETRY_S = 10.0
-"""Seconds until a trace file that could not be written is tried again."""
-
-
 TRACE_STEPS = 1024  # steps kept in memory, for `GetTrace` and the playground
 
 
 class TraceLog:
     """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `step_record`.
 
-    Steps are missing from the file while it cannot be written, as on a full disk. A new file begins once it can.
+    The file ends with the first step that cannot be written, as on a full disk.
     """
 
-    def __init__(
-        self, steps: int, writer: TraceWriter | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, steps: int, writer: TraceWriter | None = None) -> None:
         self._ring: deque[StepTrace] = deque(maxlen=steps)
-        self._writer, self._clock = writer, clock
-        self._lost = 0  # steps that could not be written since the last one that was
-        self._retry_s = 0.0  # time of the next attempt
+        self._writer = writer
         self.keeps_replay = writer is not None
         self.enabled = steps > 0 or writer is not None
         self.count = 0
@@ -249,30 +233,18 @@ class TraceLog:
         """Append a step."""
         self.count += 1
         if self._writer is not None:
-            self._write(self._writer, step)
+            try:
+                self._writer.write(step)
+            except OSError as error:
+                logger.error("the trace file cannot be written (%s); it ends before step %d", error, step.step)
+                self.close()
             step.replay = {}  # only the file keeps it, to bound memory
         self._ring.append(step)
-
-    def _write(self, writer: TraceWriter, step: StepTrace) -> None:
-        if self._lost and self._clock() < self._retry_s:
-            self._lost += 1
-            return
-        try:
-            if self._lost:
-                writer.resume(self._lost)
-                logger.warning("the trace file is written again; %d steps are missing", self._lost)
-                self._lost = 0
-            writer.write(step)
-        except OSError as error:
-            if not self._lost:
-                logger.error("the trace file cannot be written (%s); steps are missing from step %d", error, step.step)
-            self._lost += 1
-            self._retry_s = self._clock() + RETRY_S
 
     def replace_writer(self, writer: TraceWriter) -> None:
         """Close the file, and write later steps with ``writer``."""
         self.close()
-        self._writer, self.keeps_replay, self._lost = writer, True, 0
+        self._writer, self.keeps_replay = writer, True
 
     def last(self, limit: int) -> list[StepTrace]:
         """The last ``limit`` steps, oldest first."""
@@ -304,8 +276,6 @@ def replay_file(path: Path) -> ReplayReport:
         ConfigError: the file is no trace, or lacks the values that a replay needs.
     """
     parts = _parts(path)
-    if lost := _header(parts[0]).get("lost_steps"):
-        raise ConfigError(f"{path}: begins after {lost} steps that could not be written; replay an older file")
     report = ReplayReport()
     try:
         replay = _Replay(Controller.from_dict(_header(parts[0])["controller"]), report)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specdec.control.trace import RETRY_S, TraceLog, TraceWriter, read_trace, replay_file
+from specdec.control.trace import TraceLog, TraceWriter, read_trace
 from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
 
-HEADER = '{"specdec_trace":3,"controller":{}}\n'
+HEADER = '{"specdec_trace":4,"controller":{}}\n'
 
 
 def step(number: int, **fields: object) -> StepTrace:
@@ -74,7 +74,7 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
     [
         "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
         '{"specdec_trace":4,"controller":{}}\n',
-        '{"specdec_trace":3}\n', '{"specdec_trace":3,"controller":7}\n', '{"specdec_trace":3,"contr',
+        '{"specdec_trace":3}\n', '{"specdec_trace":4,"controller":7}\n', '{"specdec_trace":3,"contr',
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_a_trace_is_rejected(tmp_path: Path, header: str) -> None:
@@ -154,71 +154,54 @@ def test_without_ring_and_file_nothing_is_traced() -> None:
 
 
 def test_bug_a_full_disk_ends_only_the_trace(tmp_path: Path) -> None:
-    writer = TraceWriter(tmp_path / "t.jsonl", {})
+    path = tmp_path / "t.jsonl"
+    writer = TraceWriter(path, {})
+    log = TraceLog(3, writer)
+    log.add(step(0, replay={"pending": [1]}))
     writer.close()
     writer._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
-    now, replay = 0.0, {"pending": [1]}
-    log = TraceLog(3, writer, lambda: now)
-    for number in range(300):
-        log.add(step(number, replay=replay))
+    for number in range(1, 300):
+        log.add(step(number, replay={"pending": [1]}))
     assert [found.step for found in log.last(1)] == [299]
-    now += RETRY_S  # the disk has space again
-    log.add(step(300, replay=replay))
+    assert not log.keeps_replay
     log.close()
-    assert [found.step for found in read_trace(tmp_path / "t.jsonl")[1]] == [300]
-    with pytest.raises(ConfigError, match="after 300 steps that could not be written"):
-        replay_file(tmp_path / "t.jsonl")
+    assert [found.step for found in read_trace(path)[1]] == [0]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("where", ["open", "header"])
 def test_a_disk_that_is_full_at_the_start_ends_only_the_trace(
-    tmp_path: Path, number: int, where: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, number: int, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(number, "no space")
 
-    now, path = 0.0, tmp_path / "t.jsonl"
+    path = tmp_path / "t.jsonl"
     with monkeypatch.context() as patch:
         if where == "open":
             patch.setattr("builtins.open", full)
         else:
             patch.setattr(TraceWriter, "_line", full)
-        log = TraceLog(3, TraceWriter(path, {}), lambda: now)
-        log.add(step(0))
+        log = TraceLog(3, TraceWriter(path, {}))
     log.add(step(1))
-    now += RETRY_S  # the disk has space again
-    log.add(step(2))
     log.close()
-    assert [found.step for found in read_trace(path)[1]] == [2]
-    with pytest.raises(ConfigError, match="after 2 steps that could not be written"):
-        replay_file(path)
+    assert [found.step for found in log.last(9)] == [1]
+    assert f"{path} is not written: no space" in caplog.text
+    assert not path.exists() or path.stat().st_size == 0
 
 
-def test_a_disk_with_space_before_the_first_step_costs_no_step(tmp_path: Path) -> None:
+def test_starts_on_a_full_disk_delete_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.jsonl"
-    path.symlink_to("/dev/full")
     log = TraceLog(3, TraceWriter(path, {}))
-    path.unlink()
     log.add(step(0))
     log.close()
-    assert [found.step for found in read_trace(path)[1]] == [0]
 
-
-def test_a_disk_that_stays_full_deletes_no_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: TraceWriter, value: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    now, path = 0.0, tmp_path / "t.jsonl"
-    log = TraceLog(3, TraceWriter(path, {}), lambda: now)
-    log.add(step(0))
     with monkeypatch.context() as patch:
         patch.setattr(TraceWriter, "_line", full)
-        for number in range(1, 50):
-            log.add(step(number))
-            now += RETRY_S
-    log.add(step(50))
-    log.close()
-    assert [found.step for found in read_trace(path)[1]] == [50]
+        for _ in range(9):
+            TraceWriter(path, {}).close()
     assert [found.step for found in read_trace(tmp_path / "t.jsonl.1")[1]] == [0]
     assert not (tmp_path / "t.jsonl.2").exists()
