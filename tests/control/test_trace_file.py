@@ -74,7 +74,7 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
     [
         "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
         '{"specdec_trace":4,"controller":{}}\n',
-        '{"specdec_trace":3}\n', '{"specdec_trace":4,"controller":7}\n', '{"specdec_trace":3,"contr',
+        '{"specdec_trace":4}\n', '{"specdec_trace":4,"controller":7}\n', '{"specdec_trace":4,"contr',
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_a_trace_is_rejected(tmp_path: Path, header: str) -> None:
