@@ -73,7 +73,7 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
     "header",
     [
         "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
-        '{"specdec_trace":4,"controller":{}}\n',
+        '{"specdec_trace":5,"controller":{}}\n',
         '{"specdec_trace":4}\n', '{"specdec_trace":4,"controller":7}\n', '{"specdec_trace":4,"contr',
     ],
 )  # fmt: skip
