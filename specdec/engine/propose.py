@@ -111,7 +111,7 @@ class Drafting:
         sampling = [entries[i] for i in at]
         best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)
         if (rests and best <= self._rest_match) or not self._may_draft(sampling, matches):
-            self._rested += bool(sampling)
+            self._rested += 1
             return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
         plan = self._decide(step, out)

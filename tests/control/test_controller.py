@@ -186,7 +186,7 @@ def test_proposals_after_a_single_token_are_weighed_apart() -> None:
     """They bring a token in ten steps, the others one in each. A proposal takes a third of a token's time."""
     controller, weak, strong = lookup_controller(), make_one(1, match=Match.WEAK), make_one(2, match=Match.STRONG)
     token_ms = controller.estimates.prices([0, 0]).token_ms
-    proposed = [0, 0]
+    proposed, idle = [0, 0], 0
     for at in range(400):
         step = StepInputs(controller.estimates.prices([0, 0]), [weak, strong])
         (request,) = controller.decide(step).requests
@@ -198,8 +198,10 @@ def test_proposals_after_a_single_token_are_weighed_apart() -> None:
         kept = [bool(nodes) for nodes in plan.kept]
         tokens = [[1, 9] if kept[0] and at % 10 == 0 else [9], [1, 9] if kept[1] else [9]]
         controller.observe(step, plan, outcome_of(plan, tokens, draft_ms=token_ms / 3 * sum(asks)))
+        idle = max(idle, controller.estimates.lookup_yields[Match.WEAK].pool(0).idle)
     assert proposed[1] == 400
     assert proposed[0] < 200
+    assert idle > 1
 
 
 def test_steps_without_a_decision_count_in_the_value_of_time() -> None:

@@ -298,6 +298,20 @@ def test_a_better_match_ends_a_rest() -> None:
     assert all(tokens != 41 for tokens in weak)
 
 
+def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
+    drafter = Recorder("free", False)
+    engine = engine_with(drafter)
+    engine._speculation.controller.estimates.lookup_ms = 1e6
+    run_all(engine, [request("r", AUTO, tokens=60)])
+    assert len(drafter.matched) < 60 / PARAMS.rest_steps + 3
+
+
+def test_a_step_without_room_for_a_draft_needs_no_decision() -> None:
+    engine = engine_with(Recorder("free", False))
+    run_all(engine, [request("r", AUTO, tokens=1)])
+    assert [step.control_ms for step in engine.trace(10)] == [0.0]
+
+
 def test_drafters_propose_for_all_sequences_together() -> None:
     drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, level_ms=0.01), [request(f"r{i}", AUTO) for i in range(4)])
