@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -216,92 +216,6 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
         "target": info.target, "dtype": info.dtype, "keys_per_s": plan.keys_per_s, "max_tokens": plan.max_tokens,
         "stretches": [f"{s.name}{len(s.before)}+{len(s.typed)}" for s in stretches], **figures_of(logs),
     }  # fmt: skip
-
-
-# Files of the standard library of at least 2,000 lines
-LONG_PLACES = ("argparse:", "inspect:", "typing:", "tarfile:", "doctest:")
-
-
-class FirstText(NamedTuple):
-    """The first text of a suggestion in a file."""
-
-    ttft_ms: float  # infinite: there was no text
-    prompt_tokens: int
-    cached_tokens: int
-    omitted_lines: int  # of the file
-
-
-async def measure_ttft(
-    engine: EngineConfig, ttft_ms: float, files: int, note: Callable[[str], None], idle_s: float = 2.0
-) -> dict[str, Any]:
-    """JSON-able figures of the first suggestion in a long file that the server has never seen, and of one at
-    the same place after ``idle_s`` seconds in which the server reads ahead.
-
-    ttft_ms: the objective. files: number of openings, in turn of `LONG_PLACES`, each at another place and with a prefix
-    cache of its own.
-
-    Raises:
-        ChildServerError: the server did not start.
-        CallError: a call failed.
-    """
-    found: dict[str, list[FirstText]] = {"first": [], "after_idle": []}
-    config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=None))
-    async with LocalServer(config) as server, Client(server.grpc_address) as client:
-        info = await client.info()
-        await asyncio.sleep(_REST_POLL_S)  # the first heartbeat has the engine's measured times
-        for number in range(files):
-            place = LONG_PLACES[number % len(LONG_PLACES)]
-            note(f"opening {place.removesuffix(':')}, {number + 1} of {files}")
-            before, after = _half_a_line(source_of(place), (number + 1) / (files + 1))
-            setup = pb.SessionSetup(
-                completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, ttft_ms=ttft_ms),
-                stopping=options_pb2.StoppingOptions(max_tokens=16),
-                cache=options_pb2.CacheOptions(salt=str(number)),
-            )  # fmt: skip
-            text = pb.DocumentText(uri=_URI, version=1, text=before + after, language=_LANGUAGE)
-            ask = pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, len(before), 1))
-            async with client.completion.session() as session:
-                found["first"].append(await _first_text(session, ask))
-                ahead = _ask(2, len(before), 1)
-                ahead.read_ahead = True
-                await session.send(pb.CompleteSessionRequest(ask=ahead))
-                await asyncio.sleep(idle_s)
-            async with client.completion.session() as session:  # another session: the first would repeat its answer
-                found["after_idle"].append(await _first_text(session, ask))
-    return {"target": info.target, "ttft_ms": ttft_ms, "idle_s": idle_s} | {
-        name: {
-            figure: spread([value for value in values if value < math.inf])
-            for figure, values in zip(FirstText._fields, zip(*texts, strict=True), strict=True)
-        }
-        for name, texts in found.items()
-    }
-
-
-def _half_a_line(source: str, share: float) -> tuple[str, str]:
-    """The text before and after the second half of a long line behind ``share`` of ``source``."""
-    lines = source.splitlines(keepends=True)
-    long = [i for i, line in enumerate(lines) if len(line.strip()) > 30]
-    number = next((i for i in long if i >= int(len(lines) * share)), long[-1])
-    half = len(lines[number]) - len(lines[number].strip()) // 2
-    return "".join([*lines[:number], lines[number][:half]]), "".join(["\n", *lines[number + 1 :]])
-
-
-async def _first_text(session: SessionCall, message: pb.CompleteSessionRequest) -> FirstText:
-    """Send a request and read its answer; raises CallError if it is refused."""
-    clock = asyncio.get_running_loop().time
-    sent, wait_ms = clock(), math.inf
-    await session.send(message)
-    async for answer in session:
-        which = answer.WhichOneof("event")
-        if which == "delta":
-            wait_ms = min(wait_ms, (clock() - sent) * 1e3)
-        elif which == "refused":
-            raise _refusal(answer.refused)
-        elif which == "finished" and answer.finished.ask_id == message.ask.id:
-            usage = answer.finished.usage
-            omitted = usage.omitted_prefix_lines + usage.omitted_suffix_lines
-            return FirstText(wait_ms, usage.prompt_tokens, usage.cached_tokens, omitted)
-    raise ValueError("the session ended without an answer")
 
 
 def figures_of(logs: list[KeysLog]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from draft.protocol import Drafter, DraftTask
+from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.grammar.state import GrammarState
@@ -21,6 +22,15 @@ class GrammarDrafter(Drafter):
     def serves(self, sequence: Sequence) -> bool:
         """Whether its request has a grammar or a thinking budget."""
         return sequence.request.grammar is not None or isinstance(sequence.sampling.grammar, ThinkingBudget)
+
+    def match(self, sequences: Seq[Sequence]) -> list[Match]:
+        """See `Drafter`. Whether a grammar forces anything is left to `propose`: finding out takes long."""
+        found = []
+        for sequence in sequences:
+            grammar = sequence.sampling.grammar
+            free = grammar is None or (isinstance(grammar, ThinkingBudget) and not grammar.forced((), 1))
+            found.append(Match.NONE if free else Match.STRONG)
+        return found
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         return [_one(task) for task in tasks]

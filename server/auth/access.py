@@ -8,7 +8,6 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,7 @@ class TlsFiles:
         # First: OpenSSL does not say which file cannot be read.
         cert, key = _bytes(self._cert, "server.tls_cert"), _bytes(self._key, "server.tls_key")
         ca = None if self._client_ca is None else _bytes(self._client_ca, "server.tls_client_ca")
-        context = self._context()
-        if why := _refused_by_date(self._cert, context):
-            _LOG.warning("server.tls_cert: %s: clients refuse it: %s; renew it, or set the clock", self._cert, why)
-        return TlsMaterial(cert, key, ca, context)
+        return TlsMaterial(cert, key, ca, self._context())
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -97,25 +93,6 @@ class TlsFiles:
                     f"server.tls_client_ca: {self._client_ca} contains no PEM certificates ({error})"
                 ) from None
         return context
-
-
-def _refused_by_date(cert: Path, server: ssl.SSLContext) -> str:
-    """Why a client that trusts ``cert`` itself refuses its dates; empty if it does not."""
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    with suppress(OSError):  # it has changed meanwhile
-        client.load_verify_locations(cert)
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking, answering = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
-    for side in (asking, answering, asking):
-        try:
-            side.do_handshake()
-        except ssl.SSLCertVerificationError as error:
-            return error.verify_message if error.verify_code in (9, 10) else ""  # OpenSSL's: not yet valid, expired
-        except ssl.SSLError:  # it waits for the other side, or fails for another reason
-            pass
-    return ""
 
 
 class ReloadingContext(ssl.SSLContext):

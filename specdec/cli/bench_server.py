@@ -58,30 +58,18 @@ def _cell(value: Any) -> str:
 @click.option("--keys-per-s", type=FiniteRange(0.5, 10**9), default=8.0, show_default=True)
 @click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Number of files.")
 @count_option("--max-tokens", default=32, help="Length limit of a suggestion.")
-@click.option(
-    "--ttft-ms", type=FiniteRange(1, 10**9),
-    help="Instead, open long files, ask once with this objective, and again after reading ahead for two seconds.",
-)  # fmt: skip
-@count_option("--files", default=20, help="Openings with --ttft-ms.")
 @json_option
-def typing_command(engine_config: EngineConfig, as_json: bool, ttft_ms: float | None, files: int, **plan: Any) -> None:
+def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
     """Type real files key by key, and time the suggestions."""
-    from bench.typing_bench import TypingPlan, measure_ttft, measure_typing
+    from bench.typing_bench import TypingPlan, measure_typing
 
-    if ttft_ms is None:
-        figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
-        title, spreads = "waiting for a suggestion", {name: figures[name] for name in ("wait_ms", "answer_ms")}
-    else:
-        figures = asyncio.run(measure_ttft(engine_config, ttft_ms, files, progress_line()))
-        title = f"first text in a long file, asked for in {ttft_ms:g} ms"
-        spreads = {f"{ask} {name}": row for ask in ("first", "after_idle") for name, row in figures[ask].items()}
+    figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:
         print_json(figures)
         return
-    rows = [[name, *spread_cells(found, _SPREAD)] for name, found in spreads.items()]
-    print_table(("figure", *_SPREAD), rows, f"{figures['target']}: {title}")
-    if ttft_ms is None:
-        print_figures(figures, _TYPED, 26)
+    rows = [[name, *spread_cells(figures[name], _SPREAD)] for name in ("wait_ms", "answer_ms")]
+    print_table(("figure", *_SPREAD), rows, f"{figures['target']}: waiting for a suggestion")
+    print_figures(figures, _TYPED, 26)
 
 
 _TYPED = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")

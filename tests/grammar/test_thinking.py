@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft.grammar import GrammarDrafter
 from specdec.config import EngineConfig, SpeculationConfig
+from specdec.control.inputs import Match
 from specdec.core.seeds import sample_seed
 from specdec.core.types import (
     GrammarKind,
@@ -228,6 +230,18 @@ def test_the_closing_tokens_take_one_step() -> None:
 
     assert CLOSING[1] == END
     assert steps(6, ("grammar",)) == steps(-1, ()) - len(CLOSING)
+
+
+def test_drafts_are_made_of_the_closing_tokens_alone() -> None:
+    served, drafter, found = engine(), GrammarDrafter(), []
+    served.submit(make_request(3, speculation=SpeculationParams(SpeculationMode.OFF)))
+    served.step()
+    (sequence,) = served._requests.live["r"]
+    while sequence.n_output < 3 + len(CLOSING) + 1:
+        found.append((sequence.n_output, *drafter.match([sequence])))
+        served.step()
+    closing = range(3, 3 + len(CLOSING))
+    assert found == [(n, Match.STRONG if n in closing else Match.NONE) for n in range(1, closing.stop + 1)]
 
 
 def test_no_mask_is_made_behind_the_thoughts_and_none_without_a_budget() -> None:

@@ -7,17 +7,15 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
-import trustme
 
 from server.auth.access import ReloadingContext, TlsFiles, grpc_credentials
 from server.auth.file_watch import FileWatch
 from specdec.errors import ConfigError
-from tests.server.auth.certificates import Certificates, write_self_signed
+from tests.server.auth.certificates import Certificates
 
 
 def watched(cert: Path, key: Path, ca: Path | None = None) -> TlsFiles:
@@ -192,27 +190,3 @@ def test_unusable_files_are_rejected_at_the_start(tmp_path: Path) -> None:
     for ca in (text, tmp_path / "none"):
         with pytest.raises(ConfigError, match=r"server\.tls_client_ca"):
             TlsFiles(made.cert, made.key, ca)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "said"),
-    [(-9, -1, "certificate has expired"), (1, 9, "certificate is not yet valid"), (-9, 9, "")],
-    ids=["expired", "early", "valid"],
-)
-@pytest.mark.parametrize("mutual", [False, True])
-def test_bug_dates_that_clients_refuse_cause_a_warning(
-    first: int, last: int, said: str, mutual: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made, authority, now = Certificates(tmp_path), trustme.CA(), datetime.now(UTC)
-    dates = {"not_before": now + timedelta(days=first), "not_after": now + timedelta(days=last)}
-    trustme.CA(authority).issue_cert("localhost", **dates).private_key_and_cert_chain_pem.write_to_path(made.cert)
-    TlsFiles(made.cert, made.cert, made.ca if mutual else None)
-    assert [record.getMessage() for record in caplog.records] == (
-        [f"server.tls_cert: {made.cert}: clients refuse it: {said}; renew it, or set the clock"] if said else []
-    )
-
-
-def test_dates_of_a_self_signed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for days, number in ((1, 0), (-1, 1)):
-        TlsFiles(*write_self_signed(tmp_path, days=days))
-        assert len(caplog.records) == number
