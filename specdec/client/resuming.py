@@ -16,8 +16,7 @@ from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as generation
 from specdec.client.connection import CallError, Connection, Method, RetryPolicy, cut_of, end_of, time_left
 from specdec.client.messages import event_of
-from specdec.core.seeds import sample_seed
-from specdec.core.types import Delta, Finished, RequestEvent, Started
+from specdec.core.types import Delta, Finished, RequestEvent, Started, sample_seed
 from specdec.errors import FingerprintMismatchError
 
 Message = generation.GenerateStreamRequest | completion.CompleteRequest

@@ -44,7 +44,7 @@ class TokenGrammar(Protocol):
 class SequenceSampling:
     """Makes the `RowSampling` of each tree node of one sequence.
 
-    seed: the sample's own (`core.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
+    seed: the sample's own (`core.types.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
     banned below ``min_tokens``, unless that would leave no token: then the ban is void. grammar: each node's mask is
     intersected with the allowed ids; `commit` advances it, and drops it once it allows all. The request has passed
     `check_requests`.

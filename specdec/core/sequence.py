@@ -55,7 +55,7 @@ FIXED_DEPTH = 7  # draft tokens in a row in mode ON, for requests that set no ma
 class Sequence(PagedTokens):
     """One sample. The prompt and the committed output are its ``tokens``. Times are monotonic seconds.
 
-    seed: the sample's own (`core.seeds.sample_seed`). speculation: defaults of what the request leaves out.
+    seed: the sample's own (`core.types.sample_seed`). speculation: defaults of what the request leaves out.
 
     Raises:
         InvalidRequestError: the request cannot have produced the tokens that it resumes after.

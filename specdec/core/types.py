@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -93,6 +95,19 @@ class SamplingParams:
         json="thinking_token_budget",
     )
     """Models that do not mark thoughts ignore it."""
+
+
+def draw_seed() -> int:
+    """A random seed for a request that gives none; 53 bits, which JavaScript numbers hold exactly."""
+    return secrets.randbits(53)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The unsigned 64-bit seed of sample ``index`` of a request: ``seed`` itself for 0, else a hash of the two."""
+    if index == 0:
+        return seed
+    material = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little")
 
 
 _RULE_TEXT = Text(MAX_RULE_TEXT)

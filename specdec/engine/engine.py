@@ -14,9 +14,18 @@ from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
 from specdec.control.prefill_pace import PrefillPace
 from specdec.core.cache_events import CacheFollower
-from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.sequence import Ending, Sequence, SequencePhase
-from specdec.core.types import EngineInfo, EngineLoad, FinishReason, Pooling, Request, RequestEvent, StepTrace
+from specdec.core.types import (
+    EngineInfo,
+    EngineLoad,
+    FinishReason,
+    Pooling,
+    Request,
+    RequestEvent,
+    StepTrace,
+    draw_seed,
+    sample_seed,
+)
 from specdec.engine.disk_cache import DiskCache, DiskLoad
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts

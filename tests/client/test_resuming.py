@@ -15,8 +15,7 @@ from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc
 from specdec.client import CallError, Client, RetryPolicy
-from specdec.core.seeds import sample_seed
-from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
+from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams, sample_seed
 from specdec.errors import (
     DuplicateRequestError,
     EngineDeadError,

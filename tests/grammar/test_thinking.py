@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from draft.grammar import GrammarDrafter
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.control.inputs import Match
-from specdec.core.seeds import sample_seed
 from specdec.core.types import (
     GrammarKind,
     GrammarParams,
@@ -27,6 +26,7 @@ from specdec.core.types import (
     SpeculationMode,
     SpeculationParams,
     StoppingParams,
+    sample_seed,
 )
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts

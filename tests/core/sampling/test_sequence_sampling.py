@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specdec.core.sampling import Sampler, SequenceSampling
-from specdec.core.seeds import draw_seed, sample_seed
-from specdec.core.types import SamplingParams, StoppingParams
+from specdec.core.types import SamplingParams, StoppingParams, draw_seed, sample_seed
 from tests.core.sampling.natives import native_sampling
 from verify_kernels.reference.sampling import ReferenceSampling, processed_logits
 from verify_kernels.sampling import NO_TOKEN, SamplingPolicy
