@@ -82,6 +82,7 @@ PROMPT_FIELDS: Table = (
     Field("messages", {**listed(_MESSAGE, minItems=1), "description": CONTINUES}),
     Field("tools", listed(_TOOL)),
     Field("tool_choice", _CHOICE),
+    object_field("thinking", (_THINKING, param_field(SamplingParams, "thinking_budget", "budget_tokens"))),
     TEMPLATE_VARIABLES,
 )
 MESSAGE_FIELDS: Table = (
@@ -89,7 +90,6 @@ MESSAGE_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens"),
     STREAM,
     Field("thread", NOT_KEPT),
-    object_field("thinking", (_THINKING, param_field(SamplingParams, "thinking_budget", "budget_tokens"))),
     object_field("output_config", (FORMAT,)),
     replace(FORMAT, name="output_format"),  # its name in earlier versions of the API
     *SAMPLING,
@@ -135,9 +135,6 @@ async def parse_messages(call: Call) -> MessagesRequest:
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     use_tools(body, fields, tools, call.model.tokenizer.loaded)
-    budget, limit = fields.engine.get("sampling.thinking_budget", -1), fields.engine.get("stopping.max_tokens")
-    if limit is not None and budget >= limit:
-        body.refuse("max_tokens", f"must be greater than {body.names['sampling.thinking_budget']} ({budget})")
     request = call.checked_request(f"msg_{call.request_id}", body, fields, ids)
     return MessagesRequest(request, fields.own["stream"], tools)
 

@@ -157,12 +157,6 @@ class Call:
         self.supersedes_key = own.get("supersedes_key", "")
         fields.stop_at_special_tokens(model.tokenizer.loaded)
         engine.setdefault("session", session)
-        if engine.get("sampling.thinking_budget", -1) >= 0:
-            name = body.names["sampling.thinking_budget"]
-            if engine.get("grammar") is not None:
-                body.warn(name, "has no effect with a grammar, which begins with the answer")
-            elif model.tokenizer.loaded.thought_marks is None:
-                body.warn(name, "has no effect: the model does not mark its thoughts")
         if prediction := own.get("prediction"):
             engine["prediction_ids"] = await model.tokenizer.encode_prediction(prediction)
         self.holds_headers = holds(hold, model.hold_headers)
@@ -178,6 +172,12 @@ class Call:
         Raises:
             RequestError: it cannot be served; the error names every bad field.
         """
+        if fields.engine.get("sampling.thinking_budget", -1) >= 0:
+            name = body.names["sampling.thinking_budget"]
+            if fields.engine.get("grammar") is not None:
+                body.warn(name, "has no effect with a grammar, which begins with the answer")
+            elif self.model.tokenizer.loaded.thought_marks is None:
+                body.warn(name, "has no effect: the model does not mark its thoughts")
         prompt = ids or (NO_PROMPT if body.violations.found else ())
         request = fields.request(request_id, prompt, ends)
         check_requests([request], self.model.info, body.violations)

@@ -88,8 +88,7 @@ async def read_conversation(
     is_begun = own.get("continue_final_message", False)  # vLLM
     if is_begun and (last["role"] != "assistant" or last.get("tool_calls")):
         body.refuse("continue_final_message", "the last message is no text of the assistant; leave this field out")
-    # Mistral, DeepSeek; Ollama
-    is_begun = is_begun or last.get("prefix") is True or (continues and not last.get("tool_calls"))
+    is_begun = is_begun or last.get("prefix") is True or (continues and not last.get("tool_calls"))  # Mistral; Ollama
     if is_begun and last["role"] == "assistant":
         beginning = read_text(given[-1], "content", ("text",)) if given[-1].has("content") else ""
         messages = messages[:-1]
@@ -185,6 +184,7 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     "echo": (), "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
     "functions": (), "function_call": ("auto", "none"), "audio": (), "modalities": (["text"],),
     "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (-1,),
+    "thinking_budget_tokens": (-1,), "reasoning_budget_tokens": (-1,),
     "chat_template": (), "chat_template_kwargs": (), "documents": (), "continue_final_message": (),
     "add_generation_prompt": (True,), "spaces_between_special_tokens": (True,), "guided_whitespace_pattern": (),
     "safe_prompt": (), "prompt_mode": (), "moderation": (),

@@ -12,7 +12,6 @@ from server.http.openai_chat import parse_chat
 from server.http.openai_completions import parse_completion
 from server.http.responses import parse_responses
 from specdec.core.types import Request
-from specdec.errors import FieldViolation
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, violations
 from tests.server.http.harness import CHAT, MESSAGES, Server, running
@@ -56,13 +55,6 @@ def test_anthropics_forms_without_a_budget() -> None:
         assert budget_of(asked(parse_messages, HI | {"max_tokens": 9, "thinking": {"type": kind}})) == -1
 
 
-def test_anthropic_counts_thoughts_among_max_tokens() -> None:
-    body = HI | {"max_tokens": 32}
-    assert budget_of(asked(parse_messages, with_budget(body, "thinking.budget_tokens", 31))) == 31
-    found = violations(parse_messages, with_budget(body, "thinking.budget_tokens", 32))
-    assert found == [FieldViolation("max_tokens", "must be greater than thinking.budget_tokens (32)")]
-
-
 class Thinker(FakeTokenizer):
     """Marks thoughts."""
 
@@ -83,12 +75,16 @@ def test_an_answer_says_where_the_model_has_no_thoughts() -> None:
     with running(lambda: Thinker(has_tools=True)) as server:
         assert not warned(server, CHAT, "thinking_budget")
         assert not warned(server, MESSAGES, "thinking.budget_tokens")
-        answer = server.ask(CHAT, **HI, thinking_budget=3, guided_regex="a+")
-        (note,) = answer["warnings"]
-        assert note["message"] == "has no effect with a grammar, which begins with the answer"
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        for grammar in ({"guided_regex": "a+"}, {"tools": [tool], "tool_choice": "required"}):
+            answer = server.ask(CHAT, **HI, thinking_budget=3, max_tokens=4, **grammar)
+            (note,) = answer["warnings"]
+            assert note["message"] == "has no effect with a grammar, which begins with the answer"
 
 
-def test_an_endpoint_without_it_says_so() -> None:
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens"])
+def test_an_endpoint_without_it_says_so(name: str) -> None:
     with running(lambda: FakeTokenizer(has_tools=True)) as server:
-        answer = server.ask("/v1/fim/completions", prompt="a", max_tokens=2, thinking_budget=3)
-        assert [note["param"] for note in answer["warnings"]] == ["thinking_budget"]
+        for path in ("/v1/fim/completions", "/v1/completions"):
+            answer = server.ask(path, prompt="a", max_tokens=2, **{name: 3})
+            assert [note["param"] for note in answer["warnings"]] == [name]
