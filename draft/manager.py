@@ -112,7 +112,7 @@ class DrafterManager:
         """The matches of lookup drafter ``name``; none where it fails."""
         try:
             began = self._clock()
-            found = self._drafters[name].match(sequences)
+            found = list(map(Match, self._drafters[name].match(sequences)))
             took_ms = (self._clock() - began) * 1e3
             if len(found) != len(sequences):
                 raise ValueError(f"{len(sequences)} sequences but {len(found)} matches")
@@ -198,8 +198,11 @@ class DrafterManager:
         self._faults[name] += 1
         if self._faults[name] >= MAX_FAULTS:
             logger.error(
-                "drafter %s failed %d times in a row; it is suspended for %.0f s", name, MAX_FAULTS, SUSPENSION_S
-            )
+                "drafter %s failed %d times without a proposal between; it is suspended for %.0f s",
+                name,
+                MAX_FAULTS,
+                SUSPENSION_S,
+            )  # fmt: skip
             self._faults[name] = 0
             self._suspended_until[name] = self._clock() + SUSPENSION_S
 

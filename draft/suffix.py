@@ -130,7 +130,7 @@ class SuffixDrafter(Drafter):
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """Start an index; `propose` fills it while the prompt is prefilled."""
+        """Start an index; `match` fills it while the prompt is prefilled."""
         self._readers[sequence] = SuffixReader(sequence, self._library.stores(sequence.request), self._fim)
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:

@@ -24,7 +24,7 @@ from specdec.control.inputs import (
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import TokenTree
 
-LOOKUP = "lookup"  # with the match, the name under which all lookup drafters are estimated together
+LOOKUP = "lookup"  # all lookup drafters are estimated together, under this name and the match
 
 
 class Estimates:
@@ -160,7 +160,8 @@ class Estimates:
         for name, work in step.drafted.items():
             spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
         tokens = sum(map(len, outcome.tokens)) / len(step.sequences)
-        self.speedup.add(spent_ms / step.prices.decode_ms + step.rested, tokens + step.rested)
+        rested = min(step.rested, round(1.0 / (1.0 - self.params.speedup_retention)))  # older steps are forgotten
+        self.speedup.add(spent_ms / step.prices.decode_ms + rested, tokens + rested)
 
     def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
         """Update costs from the times of the forward and of drafting.

@@ -296,6 +296,9 @@ def assemble(
     for `build_parts`. Raises as `build_engine` does."""
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = load_tokenizer(config.target, config.cache_dir, progress)
+    if tokenizer.pooling in tuple(Pooling):  # it generates nothing, so nothing is drafted
+        off = config.speculation.model_copy(update={"enabled": False})
+        config = config.model_copy(update={"speculation": off})
     lookups = lookup_drafters(config, tokenizer)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     report_memory(budget)
@@ -303,10 +306,6 @@ def assemble(
         said = "engine.target: the adapter in %s is not applied; merge it (peft: merge_and_unload), or remove it"
         _LOG.warning(said, config.target)
     target = platform.load_target(progress, tokenizer)
-    pooling = target.tokenizer.pooling or pooling_by_name(target.name)
-    if pooling in tuple(Pooling):  # it generates nothing, so nothing is drafted
-        off = config.speculation.model_copy(update={"enabled": False})
-        config = config.model_copy(update={"speculation": off})
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab_size)
     if remember:
         grammars.prepare()  # while the rest is built
@@ -336,7 +335,7 @@ def assemble(
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
         weight_bytes=weight_bytes,
-        pooling=pooling,
+        pooling=target.tokenizer.pooling or pooling_by_name(target.name),
         embedding_size=target.config.hidden_size,
         numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
         head="" if head is None else config.draft_head or "",

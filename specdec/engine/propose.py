@@ -111,7 +111,7 @@ class Drafting:
         sampling = [entries[i] for i in at]
         best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)
         if (rests and best <= self._rest_match) or not self._may_draft(sampling, matches):
-            self._rested += 1
+            self._rested += bool(sampling)
             return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
         plan = self._decide(step, out)
@@ -122,7 +122,7 @@ class Drafting:
         estimates = self.controller.estimates
         out.predicted_draft_ms += estimates.lookup_ms * sum(estimates.lookups_proposed(step))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
-        self._resting, self._rest_match = [entry.seq for entry in entries], best
+        self._resting, self._rest_match = [entry.seq for entry in entries] if plan.rest else [], best
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 

@@ -165,10 +165,10 @@ def test_a_broken_model_fails_only_the_request(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_embedding_model_loads_no_draft(tmp_path: Path) -> None:
-    """The models of a server may share ``draft``."""
+    """The models of a server may share ``draft`` and ``indexes``."""
     folder = str(make_embedder(tmp_path / "m"))
     config = EngineConfig(
-        target=folder, draft=folder, device="cpu", kernels="native", kv_tokens=64 * 9,
+        target=folder, draft=folder, device="cpu", kernels="native", kv_tokens=64 * 9, indexes={"a": tmp_path / "none"},
         cache_dir=Path("~/.cache/specdec"), speculation=SpeculationConfig(profile_s=0.01),
     )  # fmt: skip
     info = build_parts(config).info
