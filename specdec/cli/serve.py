@@ -118,9 +118,11 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
 
 def _log_lines(text: str, err: bool = False) -> None:
-    """In place of `click.echo`, where whatever the server prints is to be JSON."""
+    """In place of `click.echo`, where whatever the server prints is to be JSON. --quiet leaves these lines too."""
+    logger = logging.getLogger(__name__)
+    logger.setLevel(logging.INFO)
     for line in text.splitlines():
-        logging.getLogger(__name__).info("%s", line.strip())
+        logger.info("%s", line.strip())
 
 
 def with_disk_cache(config: Config) -> Config:

@@ -36,7 +36,11 @@ def outcome_of(kind: Any, kv_dtype: torch.dtype) -> NumericMode:
 
 @pytest.fixture(autouse=True)
 def one_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_selection, "self_test", lambda _, kind, kv_dtype: outcome_of(kind, kv_dtype))
+    def outcome(backend: Any, kind: Any, kv_dtype: torch.dtype) -> NumericMode:
+        assert isinstance(backend, ReferenceBackend)
+        return outcome_of(kind, kv_dtype)
+
+    monkeypatch.setattr(backend_selection, "self_test", outcome)
 
 
 def doctor(folder: Path, *args: str) -> Result:

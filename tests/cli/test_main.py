@@ -173,9 +173,10 @@ class _Ready:
         on_ready(Addresses("box", 1, 2), INFO)
 
 
-def test_bug_with_json_logs_serve_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_bug_with_json_logs_serve_prints_json_alone(quiet: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "Serving", lambda *_, **__: _Ready())
-    result = CliRunner().invoke(cli, ["serve", "m", "--log-format", "json"])
+    result = CliRunner().invoke(cli, ["serve", "m", "--log-format", "json", *quiet])
     lines = [json.loads(line) for line in result.output.splitlines()]
     said = [line["message"] for line in lines if line["logger"] == "specdec.cli.serve"]
     assert (said[0], said[-1]) == ("loading m ...", "stopped")

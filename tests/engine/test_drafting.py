@@ -24,6 +24,7 @@ from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
 from specdec.engine.profile_costs import StepCosts
+from specdec.engine.propose import PAUSE_STEPS
 from specdec.engine.speculation import EngineParts
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
 
@@ -304,6 +305,22 @@ def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
     engine._speculation.controller.estimates.lookup_ms = 1e6
     run_all(engine, [request("r", AUTO, tokens=60)])
     assert len(drafter.matched) < 60 / PARAMS.rest_steps + 3
+
+
+def test_drafts_return_after_a_fault_of_their_stage() -> None:
+    drafter = Recorder("free", False)
+    engine = engine_with(drafter)
+    decide, controller = engine._speculation.controller.decide, engine._speculation.drafting.controller
+    faults = iter([True])
+
+    def fail_once(step: StepInputs) -> Plan:
+        if next(faults, False):
+            raise RuntimeError("decide")
+        return decide(step)
+
+    controller.decide = fail_once  # type: ignore[method-assign]
+    run_all(engine, [request("r", AUTO, tokens=100)])
+    assert PAUSE_STEPS <= min(drafter.outputs) < PAUSE_STEPS + 2
 
 
 def test_a_step_without_room_for_a_draft_needs_no_decision() -> None:

@@ -1,4 +1,4 @@
-"""One server for all tests of a worker."""
+"""One server for all tests of a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.server.http.calls import Fim
 from tests.server.http.harness import Server, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A ready server whose model supports chat, tools, and fill-in-the-middle."""
     with running(lambda: FakeTokenizer(has_tools=True), fim=Fim()) as found:
