@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.index import IndexDrafter, IndexShelf
+from specdec.control.inputs import Match
 from specdec.core.fields import MAX_INDEXES
 from specdec.core.types import SpeculationParams
 from specdec.errors import ConfigError
@@ -52,6 +53,23 @@ def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
 def test_a_longer_match_counts_more_than_more_texts(tmp_path: Path) -> None:
     text = [1, 2, 3, 4, 5, 50, *[9, 4, 5, 60] * 20]
     assert drafted(shelf(tmp_path, a=text), [1, 2, 3, 4, 5])[0] == 50
+
+
+def test_a_match_grows_with_the_answer(tmp_path: Path) -> None:
+    drafter = IndexDrafter(shelf(tmp_path, a=[1, 2, 3, 4, 5, 50, *[9, 3, 4, 5, 60] * 20]))
+    sequence = make_sequence([1, 2])
+    drafter.begin(sequence)
+    for token in (3, 4, 5):
+        assert propose(drafter, sequence, nodes=3).tokens[1] == token
+        sequence.tokens.append(token)
+    assert propose(drafter, sequence, nodes=3).tokens[1] == 50
+
+
+@pytest.mark.parametrize(("prompt", "match"), [([7], Match.NONE), ([7, 2], Match.WEAK), ([1, 2], Match.STRONG)])
+def test_a_match_says_how_much_text_a_proposal_follows(prompt: list[int], match: Match, tmp_path: Path) -> None:
+    drafter, sequence = IndexDrafter(shelf(tmp_path, a=[1, 2, 3])), make_sequence(prompt)
+    drafter.begin(sequence)
+    assert drafter.match([sequence]) == [match]
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 4), st.integers(0, 5))
