@@ -238,6 +238,12 @@ def test_all_samples_together_index_as_much_as_one(monkeypatch: pytest.MonkeyPat
         assert index._indexed + others._indexed == 10 * step
 
 
+def test_an_output_beyond_the_prediction_has_no_match() -> None:
+    drafter = PredictionDrafter()
+    for output, match in (([100], Match.STRONG), ([100, 101], Match.NONE)):
+        assert drafter.match([begun(drafter, [100, 101], output)]) == [match]
+
+
 def test_a_prompt_is_not_output() -> None:
     drafter = PredictionDrafter()
     sequence = make_sequence([100, 101, 102], prediction_ids=(100, 101, 102, 103))

@@ -262,6 +262,7 @@ def test_free_drafters_observe_a_prompt_during_prefill() -> None:
     engine.step()
     assert drafter.tasks == []
     assert drafter.matched == [(Match.STRONG, 150)]
+    assert engine._speculation.drafting._rested == 0  # nothing was sampled
 
 
 def test_a_step_without_a_match_needs_no_decision() -> None:
