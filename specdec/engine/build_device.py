@@ -162,7 +162,7 @@ class DevicePlatform:
     @named_shortage()
     def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> DeviceModel:
         """Load the target in the configured type."""
-        return self._load(self._config.target, self._config.device_dtype, progress)
+        return self._load(self._config.target, self._config.device_dtype, tokenizer, progress)
 
     @named_shortage()
     def load_draft(
@@ -175,7 +175,7 @@ class DevicePlatform:
     ) -> DeviceModel:
         """Load a draft model in the target's type, or in 16 bits if that is float8."""
         own = self._config.device_dtype
-        return self._load(ref, "auto" if own == "fp8" else own, progress)
+        return self._load(ref, "auto" if own == "fp8" else own, target_tokenizer, progress)
 
     def kv_tokens(self, model: DeviceModel, aux_layers: int, budget: MemoryBudget) -> int:
         """A share of the device memory that is left, within the CPU memory of a head's cache."""
@@ -233,8 +233,8 @@ class DevicePlatform:
             warm_up(verifier, decoder)
         return verifier
 
-    def _load(self, ref: str, dtype: DeviceDtype, progress: Progress | None) -> DeviceModel:
+    def _load(self, ref: str, dtype: DeviceDtype, like: Tokenizer | None, progress: Progress | None) -> DeviceModel:
         return load_device_model(
             ref, dtype=dtype, cache_dir=self._config.cache_dir, device=self._device,
-            max_rows=self._config.max_step_rows, progress=progress,
+            max_rows=self._config.max_step_rows, like=like, progress=progress,
         )  # fmt: skip

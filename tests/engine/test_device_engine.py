@@ -40,6 +40,7 @@ from specdec.engine.platform import target_device
 from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
+from specdec.models import device_weights
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import PendingResult
 from specdec.models.device_weights import DeviceTypes
@@ -276,7 +277,9 @@ def vars_of(instance: Any) -> list[Any]:
 def test_a_draft_model_runs_on_the_device(name: str, accepted: int) -> None:
     """A twin of the target, so that its proposals are right; the first one of `parallel`, untrained for masks."""
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
-    parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
+    with mock.patch.object(device_weights, "checked_tokenizer", wraps=device_weights.checked_tokenizer) as reads:
+        parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
+    assert [call.args[-1] is None for call in reads.call_args_list] == [False, False]  # one vocabulary, read once
     if name == "parallel":
         (twin,) = parts.drafters
         assert isinstance(twin, ModelDrafter)
