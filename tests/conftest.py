@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+# As the command sets it: else gRPC's handlers of fork may abort a child before it runs its program.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 torch.set_num_threads(1)
 CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
