@@ -98,12 +98,13 @@ class _Reader:
         self._n_read = len(sequence.tokens)
         self.spans: list[Span] = []  # the longest matches of the text's end, at most MAX_CONTEXTS
 
-    def match(self, tokens: Seq[int]) -> None:
+    def match(self, tokens: Seq[int]) -> Match:
         """Append the new ones of ``tokens``, all of the sequence's, and match the end of the text."""
         self._context = [*self._context, *tokens[self._n_read :]][-MAX_CONTEXT_TOKENS:]
         self._n_read = len(tokens)
         found = [span for index in self._indexes for span in index.match(self._context)]
         self.spans = sorted(found, key=lambda span: -span[3])[:MAX_CONTEXTS]
+        return match_of(self.spans[0][3] if self.spans else 0)
 
 
 class IndexDrafter(Drafter):
@@ -125,9 +126,7 @@ class IndexDrafter(Drafter):
         self._readers[sequence] = _Reader(sequence, indexes, self._fim)
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
-        for sequence in sequences:
-            self._readers[sequence].match(sequence.tokens)
-        return [match_of(max([span[3] for span in self._readers[one].spans], default=0)) for one in sequences]
+        return [self._readers[sequence].match(sequence.tokens) for sequence in sequences]
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = []

@@ -197,12 +197,7 @@ class DrafterManager:
     def _count_fault(self, name: str) -> None:
         self._faults[name] += 1
         if self._faults[name] >= MAX_FAULTS:
-            logger.error(
-                "drafter %s failed %d times without a proposal between; it is suspended for %.0f s",
-                name,
-                MAX_FAULTS,
-                SUSPENSION_S,
-            )  # fmt: skip
+            logger.error("drafter %s failed %d times; it is suspended for %.0f s", name, MAX_FAULTS, SUSPENSION_S)
             self._faults[name] = 0
             self._suspended_until[name] = self._clock() + SUSPENSION_S
 

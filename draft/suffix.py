@@ -89,7 +89,7 @@ class SuffixReader:
         return len(part)
 
     def contexts(self) -> list[Context]:
-        """The longest suffixes of the text that all texts hold, at most `MAX_CONTEXTS`."""
+        """The longest suffixes of the text that all texts hold, at most `MAX_CONTEXTS`, the longest first."""
         found: list[Context] = []
         if not self.pending:
             state = self.automaton.links[self.automaton.last]
@@ -141,7 +141,8 @@ class SuffixDrafter(Drafter):
             reader = self._readers[sequence]
             reader.read(sequence.tokens)
             budget -= reader.index(budget)
-            found.append(match_of(max([length for _, _, length in reader.contexts()], default=0)))
+            contexts = reader.contexts()
+            found.append(match_of(contexts[0][2] if contexts else 0))
         self._library.work(max(budget, INDEXED_PER_STEP // 8))
         return found
 

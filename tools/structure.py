@@ -18,7 +18,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 331,
-    "lines": 81_091,
+    "lines": 81_085,
     "largest": 700,
     "cycles": 0,
 }

@@ -118,7 +118,7 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
 
 def _log_lines(text: str, err: bool = False) -> None:
-    """In place of `click.echo`, where whatever the server prints is to be JSON. --quiet leaves these lines too."""
+    """Log ``text`` line by line, also with --quiet: `click.echo` where everything printed is to be JSON."""
     logger = logging.getLogger(__name__)
     logger.setLevel(logging.INFO)
     for line in text.splitlines():

@@ -37,6 +37,9 @@ class TokenGrammar(Protocol):
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
         """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""
 
+    def forced(self, path: Sequence[int], limit: int) -> Sequence[int]:
+        """At most ``limit`` of the tokens that must follow ``path``; often none. Drafts are made of them."""
+
     def commit(self, tokens: Iterable[int]) -> TokenGrammar | None:
         """Advance by ``tokens``; returns the grammar of what follows, or None if any token may follow from now on."""
 

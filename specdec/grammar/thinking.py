@@ -12,14 +12,13 @@ from specdec.core.sampling import token_mask
 from specdec.core.types import Request
 from specdec.models.tokenizer import Tokenizer
 
+_UNLAWFUL = -2  # in place of a number of tokens: the path holds another token where only one is allowed
+
 
 @lru_cache(maxsize=4)
 def _any_token(vocab_size: int) -> NDArray[np.uint32]:
     """The mask of all tokens, one for all sequences: a GPU gets each mask once a step."""
     return token_mask(np.arange(vocab_size), vocab_size)
-
-
-_UNLAWFUL = -2  # of a path with another token where only one is allowed
 
 
 class ThinkingBudget:
@@ -52,7 +51,7 @@ class ThinkingBudget:
         self._spent = self._after(tokens)
         return self if self._spent < self._over else None
 
-    def forced(self, path: Iterable[int], limit: int) -> Sequence[int]:
+    def forced(self, path: Sequence[int], limit: int) -> Sequence[int]:
         """At most ``limit`` of the tokens that must follow ``path`` to close the thoughts; often none."""
         spent = self._after(path)
         return self._closing[spent - self._budget :][:limit] if spent >= self._budget else ()

@@ -67,6 +67,10 @@ class TokenHealing:
             self._masks[rest] = np.zeros_like(mask) if rest is None else mask
         return self._masks[rest]
 
+    def forced(self, path: Sequence[int], limit: int) -> Sequence[int]:
+        """None: the text is a few tokens at most."""
+        return ()
+
     def commit(self, tokens: Iterable[int]) -> TokenHealing | None:
         """Advance by ``tokens``; None: the text is spelled."""
         self._rest = self._after(tokens) or b""

@@ -6,6 +6,7 @@ import math
 
 from draft.grammar import GrammarDrafter
 from draft.protocol import DraftTask
+from specdec.control.inputs import Match
 from specdec.core.sampling import SequenceSampling
 from specdec.core.types import GrammarKind, GrammarParams, SamplingParams, StoppingParams
 from tests.draft.helpers import make_sequence, make_task, sampled_by
@@ -49,6 +50,13 @@ def test_budget_and_floor_are_obeyed() -> None:
     for changes in ({"nodes": 2}, {"depth": 2}, {"floor": 2.5 * math.log(0.99)}):
         assert GrammarDrafter().propose([task_at("hello w", **changes)])[0].tokens == whole[:3]
     assert len(GrammarDrafter().propose([task_at("hello w", nodes=0)])[0]) == 1
+
+
+def test_there_is_a_match_where_a_token_is_forced() -> None:
+    """ "hello" leaves open how its text goes on in tokens; behind the whole text the end is forced."""
+    sequences = [task_at(text).sequence for text in ("", "hello", "hello w", "hello there")]
+    found = GrammarDrafter().match([*sequences, make_sequence([1])])
+    assert found == [Match.STRONG, Match.NONE, Match.STRONG, Match.STRONG, Match.NONE]
 
 
 def test_only_sequences_with_a_grammar_are_served() -> None:

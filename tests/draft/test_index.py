@@ -67,7 +67,7 @@ def test_a_match_grows_with_the_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompt", "match"), [([7], Match.NONE), ([7, 2], Match.WEAK), ([1, 2], Match.STRONG)])
 def test_a_match_says_how_much_text_a_proposal_follows(prompt: list[int], match: Match, tmp_path: Path) -> None:
-    drafter, sequence = IndexDrafter(shelf(tmp_path, a=[1, 2, 3])), make_sequence(prompt)
+    drafter, sequence = IndexDrafter(shelf(tmp_path, a=[1, 2, 3], b=[9, 2, 5])), make_sequence(prompt)
     drafter.begin(sequence)
     assert drafter.match([sequence]) == [match]
 

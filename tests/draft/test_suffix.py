@@ -219,7 +219,8 @@ def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
     ("text", "match"), [([1, 2, 3], Match.NONE), ([1, 2, 1], Match.WEAK), ([1, 2, 3, 1, 2], Match.STRONG)]
 )
 def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: Match) -> None:
-    suffixes = drafter(ALONE)
+    suffixes = drafter()
+    finish(suffixes, [8, 2, 9])
     assert suffixes.match([begun(suffixes, text)]) == [match]
 
 
