@@ -287,7 +287,8 @@ def _take(event: dict[str, Any], record: Record, now_s: float) -> bool:
     try:
         for choice in event.get("choices") or []:
             ends = ends or bool(choice.get("finish_reason"))
-            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
             if text:
                 record.text += text
                 new = True

@@ -60,6 +60,7 @@ class Totals:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     resumed_tokens: int = 0  # output tokens that came with the call
+    thought_tokens: int = 0  # output tokens of the model's thoughts, marks included, where they are separated
     omitted: dict[str, int] = field(default_factory=dict)  # of the last prompt, as `omitted_lines`
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)

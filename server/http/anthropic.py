@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from server.http.answer_parser import as_object
 from server.http.answering import Sample, Totals, answer, named_event
 from server.http.call import EVENT_STREAM, Call, Endpoint, ErrorStyle
 from server.http.conversation import (
@@ -22,8 +23,7 @@ from server.http.conversation import (
 from server.http.errors import Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import extras
-from server.http.tool_calls import as_object
-from server.http.tool_use import FlatTools, ToolUse, read_tools, use_tools
+from server.http.tool_use import AnswerForm, FlatTools, ToolUse, answer_form, read_tools
 from server.json_body import Body, write_json
 from server.request_fields import (
     FLAG,
@@ -102,7 +102,6 @@ _TEXT = ("text",)
 _READABLE = (*_TEXT, "document")
 # Claude Code's first line of a system prompt differs between conversations: no other one would find a cached prefix.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n?")
-_THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too
 _ROLES = ("user", "assistant", "system")
 _TOOLS = FlatTools(("custom", None), "input_schema")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -114,7 +113,7 @@ class MessagesRequest:
 
     request: Request
     stream: bool
-    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
+    form: AnswerForm
 
 
 class ThreadNotServedError(RequestError):
@@ -134,9 +133,9 @@ async def parse_messages(call: Call) -> MessagesRequest:
         raise ThreadNotServedError
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
-    use_tools(body, fields, tools, call.model.tokenizer.loaded)
+    form = answer_form(body, fields, tools, call.model.tokenizer.loaded, ids)
     request = call.checked_request(f"msg_{call.request_id}", body, fields, ids)
-    return MessagesRequest(request, fields.own["stream"], tools)
+    return MessagesRequest(request, fields.own["stream"], form)
 
 
 async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[int, ...]:
@@ -153,8 +152,10 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     _read_turns(body, conversation)
     if body.violations.found:
         return ()
-    beginning = conversation.take_beginning()
-    return await encode_messages(body, call.model, conversation.messages, tools, beginning)
+    beginning, thinking = conversation.take_beginning(), body.object("thinking")
+    off = thinking is not None and thinking.raw("type") == "disabled"
+    variables = {"enable_thinking": False} if off else None
+    return await encode_messages(body, call.model, conversation.messages, tools, beginning, variables)
 
 
 def _read_turns(body: Body, conversation: Conversation) -> None:
@@ -185,7 +186,9 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
         conversation.answer(call_id or "", read_text(block, "content", _READABLE) if block.has("content") else "")
     elif kind in (_READABLE if role == "user" else _TEXT):
         conversation.say(role, read_part(block, _READABLE))
-    elif not (kind in _THOUGHTS and role == "assistant"):
+    elif kind == "thinking" and role == "assistant":
+        conversation.think(block.text("thinking") or "")
+    elif not (kind == "redacted_thinking" and role == "assistant"):  # of other models
         kinds = {"assistant": "text or tool_use", "system": "text"}.get(role, "text, document or tool_result")
         block.refuse("type", f"must be {kinds} where the role is {role}; the model reads text only")
 
@@ -254,9 +257,16 @@ def stop_fields(event: Finished, called: bool, limit: int | None, tokenizer: Tok
 
 def content_block(block: Block) -> dict[str, Any]:
     """One block of an answer in one piece."""
+    if block.is_thought:
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.call is None:
         return {"type": "text", "text": block.text}
-    return {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": as_object(block.text)}
+    return {
+        "type": "tool_use",
+        "id": block.call.call_id,
+        "name": block.call.name,
+        "input": as_object(block.text or "{}"),
+    }
 
 
 def message_head(call: Call) -> dict[str, Any]:
@@ -280,17 +290,16 @@ class MessageAnswer:
 
     def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: Tokenizer) -> None:
         self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer
-        self._tools = parsed.tools
-        self._blocks, self._totals = Blocks(parsed.tools), Totals()
+        self._form, self._blocks, self._totals = parsed.form, Blocks(parsed.form), Totals()
         self._end: dict[str, Any] = {}
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._totals.add(event)
         if isinstance(event, Delta):
-            return self._steps(self._blocks.push(event.text))
+            return self._steps(self._blocks.push(event.text, event.token_ids))
         if isinstance(event, Finished):
             rest = self._steps(self._blocks.end())
-            self._end = stop_fields(event, self._blocks.called, self._limit, self._tokenizer)
+            self._end = stop_fields(event, self._blocks.parser.whole_calls > 0, self._limit, self._tokenizer)
             return rest
         started = {"type": "message_start", "message": {**self._head, "usage": usage(self._totals)}}
         return named_event(started) + named_event({"type": "ping"})
@@ -301,8 +310,8 @@ class MessageAnswer:
 
     def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
         (sample,) = samples
-        blocks = Blocks.of(sample.text, self._tools)
-        end = stop_fields(sample.end, blocks.called, self._limit, self._tokenizer)
+        blocks = Blocks.of(self._form, sample.text, sample.token_ids)
+        end = stop_fields(sample.end, blocks.parser.whole_calls > 0, self._limit, self._tokenizer)
         content = [content_block(block) for block in blocks.found]
         return {**self._head, "content": content, **end, "usage": usage(totals), **extras(totals)}
 
@@ -314,11 +323,8 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
     if step is Step.CLOSE:
         return {"type": "content_block_stop", "index": block.index}
     if step is Step.OPEN:
-        empty: dict[str, Any] = {"type": "text", "text": ""}
-        if block.call is not None:
-            empty = {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": {}}
-        return {"type": "content_block_start", "index": block.index, "content_block": empty}
-    delta = {"type": "text_delta", "text": text}
+        return {"type": "content_block_start", "index": block.index, "content_block": content_block(block)}
+    delta = {"type": "thinking_delta", "thinking": text} if block.is_thought else {"type": "text_delta", "text": text}
     if block.call is not None:
         delta = {"type": "input_json_delta", "partial_json": text}
     return {"type": "content_block_delta", "index": block.index, "delta": delta}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall
-from server.http.tool_use import ToolUse
+from server.http.answer_parser import CallArguments, CallBegin, CallEnd, Part, Thought, ToolCall
+from server.http.tool_use import AnswerForm
 from server.json_body import Body
 
 
@@ -30,6 +30,12 @@ class Conversation:
             self._turns.append({"role": role, "content": []})
         if text:
             self._turns[-1]["content"].append(text)
+
+    def think(self, text: str) -> None:
+        """Add thoughts of the assistant, for templates that repeat them."""
+        self.say("assistant", "")
+        thoughts = self._turns[-1].get("reasoning_content", "")
+        self._turns[-1]["reasoning_content"] = f"{thoughts}\n{text}" if thoughts else text
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a tool call of the assistant; ``arguments`` is JSON."""
@@ -102,6 +108,7 @@ class Block:
 
     index: int
     call: CallBegin | ToolCall | None = None  # None: text
+    is_thought: bool = False  # the text is the model's thoughts
     text: str = ""  # so far; the arguments of a call, as JSON
 
 
@@ -114,34 +121,28 @@ class Blocks:
     One block is open at a time, the last of ``found``.
     """
 
-    def __init__(self, tools: ToolUse | None, whole: bool = False) -> None:
-        """tools: whose calls are searched for. whole: the arguments of a call come in one piece, not as written."""
-        self._parser = None if tools is None else tools.parser(whole=whole)
+    def __init__(self, form: AnswerForm, whole: bool = False) -> None:
+        """whole: the arguments of a call come in one piece, not as written."""
+        self.parser = form.parser(whole=whole)
         self._is_open = False
         self.found: list[Block] = []
 
     @staticmethod
-    def of(text: str, tools: ToolUse | None) -> Blocks:
-        """The blocks of a complete text."""
-        blocks = Blocks(tools, whole=True)
-        for _ in (*blocks.push(text), *blocks.end()):
+    def of(form: AnswerForm, text: str, token_ids: Sequence[int]) -> Blocks:
+        """The blocks of a complete answer."""
+        blocks = Blocks(form, whole=True)
+        for _ in (*blocks.push(text, token_ids), *blocks.end()):
             pass
         return blocks
 
-    def push(self, text: str) -> Steps:
-        """Add a piece of text."""
-        yield from self._take([text] if self._parser is None else self._parser.push(text))
+    def push(self, text: str, token_ids: Sequence[int]) -> Steps:
+        """Add a piece of text, and the tokens that it is made of."""
+        yield from self._take(self.parser.push(text, token_ids))
 
     def end(self) -> Steps:
         """End the text."""
-        if self._parser is not None:
-            yield from self._take(self._parser.flush())
+        yield from self._take(self.parser.flush())
         yield from self._close()
-
-    @property
-    def called(self) -> bool:
-        """Whether there are complete calls."""
-        return self._parser is not None and self._parser.whole_calls > 0
 
     def _take(self, parts: Sequence[Part]) -> Steps:
         for part in parts:
@@ -153,14 +154,15 @@ class Blocks:
                 yield self._add(part.arguments)
             if isinstance(part, CallEnd | ToolCall):
                 yield from self._close()
-            elif isinstance(part, str) and part:
-                if not (self._is_open and self.found[-1].call is None):
-                    yield from self._open(None)
-                yield self._add(part)
+            elif isinstance(part, str | Thought):
+                is_thought, text = isinstance(part, Thought), part.text if isinstance(part, Thought) else part
+                if not self._is_open or self.found[-1].call is not None or self.found[-1].is_thought != is_thought:
+                    yield from self._open(None, is_thought)
+                yield self._add(text)
 
-    def _open(self, call: CallBegin | ToolCall | None) -> Steps:
+    def _open(self, call: CallBegin | ToolCall | None, is_thought: bool = False) -> Steps:
         yield from self._close()
-        self.found.append(Block(len(self.found), call))
+        self.found.append(Block(len(self.found), call, is_thought))
         self._is_open = True
         yield Step.OPEN, self.found[-1], ""
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import UnknownModelError
+from server.http.answer_parser import Part, Thought, ToolCall, as_object
 from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS
@@ -31,10 +32,10 @@ from server.http.fields import (
     template_variables,
 )
 from server.http.openai_format import extras, finish_fields, logprob_entries, set_logprobs
-from server.http.tool_calls import Part, ToolCall, as_object
-from server.http.tool_use import TOOLS, ToolUse, read_tools, use_tools
+from server.http.tool_use import TOOLS, AnswerForm, answer_form, read_tools
 from server.json_body import Body, RequestFields, write_line
 from server.request_fields import (
+    FLAG,
     IDS,
     INTEGER,
     NO_PROMPT,
@@ -136,8 +137,7 @@ _SHARED: Table = (
     object_field("options", OPTION_FIELDS),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
-    Field("think", {"enum": [False], "description": "The model's thoughts are not separated from its answer."},
-          Body.raw),
+    Field("think", either(FLAG, {"enum": ["low", "medium", "high"]}), Body.raw),
     TEMPLATE_VARIABLES,
     PREDICTION,
     *COMMON,
@@ -173,7 +173,7 @@ async def read_ollama_call(call: Call, table: Table) -> tuple[Body, RequestField
     if fields.own.get("repeat_last_n") == 0:
         fields.engine.pop("sampling.repetition_penalty", None)
     set_logprobs(body, fields, fields.own["logprobs"])
-    if fields.own.get("think"):
+    if fields.own.get("think") and call.model.tokenizer.loaded.thought_marks is None:
         body.refuse("think", f"{model!r} does not support thinking; leave it out")
     return body, fields, model
 
@@ -206,7 +206,7 @@ class OllamaRequest:
     request: Request | None  # None: nothing is to be generated
     stream: bool
     notes: Mapping[str, Any]  # further fields of the answer
-    tools: ToolUse | None = None  # that the model knows, so its text may hold calls of them
+    form: AnswerForm
     context: bool = False  # the answer returns all token ids, for the next call
 
 
@@ -223,13 +223,17 @@ async def parse_generate(call: Call) -> OllamaRequest:
     _refuse_images(body)
     call.field_names["prompt.token_ids"] = "context" if context else "prompt"
     ids, ends = (NO_PROMPT, ()) if is_empty else await _encode_prompt(call, body, fields, is_raw)
+    form = AnswerForm()
+    if not is_raw and not own.get("suffix"):
+        form = answer_form(body, fields, None, call.model.tokenizer.loaded, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids), ends)
-    return OllamaRequest(model, None if is_empty else request, own["stream"], call.notes(), context=not is_raw)
+    return OllamaRequest(model, None if is_empty else request, own["stream"], call.notes(), form, context=not is_raw)
 
 
 def _variables(fields: RequestFields) -> dict[str, Any]:
-    """Variables of the chat template. Without ``think`` Qwen3 answers at once; other templates ignore the variable."""
-    return {"enable_thinking": False} if fields.own.get("think") is False else {}
+    """Variables of the chat template. Without thinking Qwen3 answers at once; other templates ignore the variable."""
+    think = fields.own.get("think")
+    return {} if think is None else {"enable_thinking": bool(think)}
 
 
 async def _encode_prompt(
@@ -274,9 +278,9 @@ async def parse_chat(call: Call) -> OllamaRequest:
     if not empty and not body.violations.found:
         own, variables = fields.own, _variables(fields)
         ids = await read_conversation(body, own, call.model, tools, variables=variables, continues=True)
-    use_tools(body, fields, tools, tokenizer)
+    form = answer_form(body, fields, tools, tokenizer, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
-    return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), tools)
+    return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), form)
 
 
 Content = Callable[[Sequence[Part]], dict[str, Any]]
@@ -289,7 +293,7 @@ def message(parts: Sequence[Part]) -> dict[str, Any]:
     calls = [part for part in parts if isinstance(part, ToolCall)]
     if calls:
         found["tool_calls"] = [_call(call) for call in calls]
-    return {"message": found}
+    return {"message": found | _thoughts(parts)}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -299,7 +303,12 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def response(parts: Sequence[Part]) -> dict[str, Any]:
     """The content of an answer of /api/generate."""
-    return {"response": "".join(part for part in parts if isinstance(part, str))}
+    return {"response": "".join(part for part in parts if isinstance(part, str)), **_thoughts(parts)}
+
+
+def _thoughts(parts: Sequence[Part]) -> dict[str, str]:
+    text = "".join(part.text for part in parts if isinstance(part, Thought))
+    return {"thinking": text} if text else {}
 
 
 class OllamaAnswer:
@@ -310,8 +319,8 @@ class OllamaAnswer:
     def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: Tokenizer) -> None:
         """content: makes text and calls the content of a line."""
         self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
-        self._tools, self._totals = parsed.tools, Totals()
-        self._parser = None if parsed.tools is None else parsed.tools.parser(whole=True)
+        self._form, self._totals = parsed.form, Totals()
+        self._parser = parsed.form.parser(whole=True)
         self._context: list[int] | None = None
         if parsed.context and parsed.request is not None:
             self._context = [*parsed.request.prompt_ids]
@@ -321,10 +330,9 @@ class OllamaAnswer:
         if isinstance(event, Delta):
             if self._context is not None:
                 self._context += event.token_ids
-            parts = [event.text] if self._parser is None else self._parser.push(event.text)
-            return self._part(parts, logprob_fields(event.logprobs, self._tokenizer))
+            return self._part(self._parser.push(event.text), logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
-            rest = b"" if self._parser is None else self._part(self._parser.flush(), {})
+            rest = self._part(self._parser.flush(), {})
             return rest + ndjson(self._end([], {}, self._totals, event))
         return b""
 
@@ -335,7 +343,7 @@ class OllamaAnswer:
         (sample,) = samples
         if self._context is not None:
             self._context += sample.token_ids
-        parts = [sample.text] if self._tools is None else self._tools.parse(sample.text)
+        parts, _ = self._form.parse(sample.text)
         return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), totals, sample.end)
 
     def loaded(self) -> dict[str, Any]:
@@ -344,7 +352,7 @@ class OllamaAnswer:
 
     def _part(self, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A line that others follow."""
-        if not any(parts) and not beside:
+        if not parts and not beside:
             return b""
         return ndjson(self._line(parts, {**beside, "done": False}))
 
@@ -534,6 +542,7 @@ def _capabilities(model: ServedModel) -> list[str]:
         return []
     tokenizer = model.tokenizer.loaded
     can: dict[str, Any] = {"insert": model.fills_in, "tools": tokenizer.has_tool_template}
+    can["thinking"] = tokenizer.thought_marks is not None
     return ["completion", *(name for name, able in can.items() if able)]
 
 

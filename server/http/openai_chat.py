@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from server.http.answer_parser import CallArguments, CallBegin, Part, Thought, ToolCall
 from server.http.answering import Sample, Totals, answer
 from server.http.call import EVENT_STREAM, Call
 from server.http.fields import CONVERSATION, THOUGHTS, read_conversation
@@ -23,10 +24,18 @@ from server.http.openai_format import (
     stream_options,
     usage,
 )
-from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser
-from server.http.tool_use import ToolUse, read_tools, use_tools
+from server.http.tool_use import AnswerForm, answer_form, read_tools
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
-from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
+from specdec.core.types import (
+    Delta,
+    Finished,
+    OutputParams,
+    Request,
+    RequestEvent,
+    ResumeParams,
+    StoppingParams,
+    TokenLogprobs,
+)
 from specdec.models.tokenizer import Tokenizer
 
 CHAT_FIELDS: Table = (
@@ -38,6 +47,7 @@ CHAT_FIELDS: Table = (
     param_field(StoppingParams, "max_tokens", "max_completion_tokens"),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
+    flag_field("separate_reasoning", "False: the model's thoughts stay in the text.", default=True),
     RANDOM_SEED,
 )
 
@@ -48,7 +58,7 @@ class ChatRequest:
 
     request: Request
     streaming: StreamOptions
-    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
+    form: AnswerForm
     return_token_ids: bool
 
 
@@ -62,13 +72,14 @@ async def parse_chat(call: Call) -> ChatRequest:
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)
-    use_tools(body, fields, tools, tokenizer)
-    if tools is not None and "resume" in fields.engine:
+    resume: ResumeParams | None = fields.engine.get("resume")
+    form = answer_form(body, fields, tools, tokenizer, ids if resume is None else (*ids, *resume.token_ids))
+    if tools is not None and resume is not None:
         body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
     request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
     streaming = replace(streaming, is_mistral="mistral" in call.header("user-agent"))
-    return ChatRequest(request, streaming, tools, fields.own["return_token_ids"])
+    return ChatRequest(request, streaming, form, fields.own["return_token_ids"])
 
 
 class ChatAnswer:
@@ -80,9 +91,7 @@ class ChatAnswer:
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: Tokenizer) -> None:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
-        self._parsers: list[ToolCallParser] | None = None
-        if parsed.tools is not None:
-            self._parsers = [parsed.tools.parser(whole=parsed.streaming.is_mistral) for _ in range(self._n)]
+        self._parsers = [parsed.form.parser(whole=parsed.streaming.is_mistral) for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
@@ -99,28 +108,28 @@ class ChatAnswer:
         return self._chunks.ending()
 
     def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
-        choices = [self._choice(sample) for sample in samples]
+        choices = [self._choice(sample, totals) for sample in samples]
         body = {**self._head, "choices": choices, "usage": usage(totals), **extras(totals)}
         if self._request.return_token_ids:
             body["prompt_token_ids"] = self._request.request.prompt_ids
         return body
 
-    def _choice(self, sample: Sample) -> dict[str, Any]:
-        message, called = message_of(sample.text, self._request.tools)
+    def _choice(self, sample: Sample, totals: Totals) -> dict[str, Any]:
+        parts, thought_tokens = self._request.form.parse(sample.text, sample.token_ids)
+        totals.thought_tokens += thought_tokens
+        message = message_of(parts)
         choice: dict[str, Any] = {
             "index": sample.index,
             "message": message,
             "logprobs": self._logprobs(sample.logprobs),
-            **finish_fields(sample.end, called),
+            **finish_fields(sample.end, "tool_calls" in message),
         }
         if self._request.return_token_ids:
             choice["token_ids"] = sample.token_ids
         return choice
 
     def _delta(self, event: Delta) -> bytes:
-        parts: Sequence[Part] = [event.text] if event.text else []
-        if self._parsers is not None:
-            parts = self._parsers[event.index].push(event.text)
+        parts = self._parsers[event.index].push(event.text, event.token_ids)
         beside: dict[str, Any] = {}
         if (logprobs := self._logprobs(event.logprobs)) is not None:
             beside["logprobs"] = logprobs
@@ -137,11 +146,11 @@ class ChatAnswer:
         return {"content": logprob_entries(self._tokenizer, rows), "refusal": None}
 
     def _finished(self, event: Finished) -> bytes:
-        rest, called = b"", False
-        if self._parsers is not None:
-            rest = self._parts(event.index, self._parsers[event.index].flush(), {})
-            called = self._parsers[event.index].whole_calls > 0
-        choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
+        parser = self._parsers[event.index]
+        rest = self._parts(event.index, parser.flush(), {})
+        self._chunks.totals.thought_tokens += parser.thought_tokens
+        end = finish_fields(event, parser.whole_calls > 0)
+        choice = {"index": event.index, "delta": {}, "logprobs": None, **end}
         return rest + self._chunks.finish(choice)
 
     def _parts(self, index: int, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
@@ -163,6 +172,8 @@ def _delta(part: Part) -> dict[str, Any] | None:
     """A chunk's ``delta`` for ``part``; None: it has no chunk."""
     if isinstance(part, str):
         return {"content": part}
+    if isinstance(part, Thought):
+        return {"reasoning_content": part.text}
     if isinstance(part, CallBegin):
         function = {"name": part.name, "arguments": ""}
         return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
@@ -173,15 +184,14 @@ def _delta(part: Part) -> dict[str, Any] | None:
     return None
 
 
-def message_of(text: str, tools: ToolUse | None) -> tuple[dict[str, Any], bool]:
-    """The message of an answer in one piece, and whether it calls tools."""
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if tools is None:
-        return message, False
-    parts = tools.parse(text)
+def message_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """The message of an answer in one piece."""
     calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
-    message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
-    return (message | {"tool_calls": calls} if calls else message), bool(calls)
+    text = "".join(part for part in parts if isinstance(part, str))
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+    if thoughts := "".join(part.text for part in parts if isinstance(part, Thought)):
+        message["reasoning_content"] = thoughts
+    return message | {"tool_calls": calls} if calls else message
 
 
 def call_value(call: ToolCall) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from server.http.conversation import (
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
-from server.http.tool_use import PARALLEL, FlatTools, ToolUse, read_tools, use_tools
+from server.http.tool_use import PARALLEL, AnswerForm, FlatTools, answer_form, read_tools
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     FLAG,
@@ -107,7 +107,7 @@ class ResponsesRequest:
 
     request: Request
     stream: bool
-    tools: ToolUse | None  # that the model knows, so its text may hold calls of them
+    form: AnswerForm
     echo: dict[str, Any]  # fields that the answer repeats
 
 
@@ -127,10 +127,10 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     set_logprobs(body, fields, wanted, f'"{LOGPROBS}" in include')
     if wanted and tools is not None:
         body.refuse("include", f'"{LOGPROBS}" goes without tools')
-    use_tools(body, fields, tools, tokenizer)
+    form = answer_form(body, fields, tools, tokenizer, ids)
     echo = _echo(body, fields)
     request = call.checked_request(f"resp_{call.request_id}", body, fields, ids)
-    return ResponsesRequest(request, fields.own["stream"], tools, echo)
+    return ResponsesRequest(request, fields.own["stream"], form, echo)
 
 
 def _refuse_state(body: Body, fields: RequestFields) -> None:
@@ -173,7 +173,8 @@ def _read_item(item: Body, conversation: Conversation) -> None:
         case "function_call_output":
             conversation.answer(needed_text(item, "call_id") or "", read_text(item, "output", _TEXTS))
         case "reasoning":
-            pass  # of another model, which this one cannot read
+            if isinstance(item.raw("content"), list):  # else encrypted thoughts of another model
+                conversation.think(read_text(item, "content", ("reasoning_text",)))
         case "item_reference":
             item.refuse("type", "nothing is kept on this server; send the item itself, as clients do with store: false")
         case _:
@@ -202,7 +203,7 @@ def usage(totals: Totals) -> dict[str, Any]:
         "input_tokens": totals.prompt_tokens,
         "input_tokens_details": {"cached_tokens": totals.cached_tokens},
         "output_tokens": totals.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": totals.thought_tokens},
         "total_tokens": totals.prompt_tokens + totals.output_tokens,
     }
 
@@ -243,9 +244,11 @@ def end_fields(event: Finished) -> dict[str, Any]:
     }
 
 
-def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:
-    """The one part of a message."""
-    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+def text_part(block: Block, logprobs: list[Any]) -> dict[str, Any]:
+    """The one part of a message or of thoughts, as far as it is generated."""
+    if block.is_thought:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": block.text}
 
 
 class ResponseAnswer:
@@ -255,9 +258,9 @@ class ResponseAnswer:
 
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: Tokenizer) -> None:
         self._answer, self._request_id = response_head(call, parsed), call.request_id
-        self._tools, self._blocks, self._totals, self._sent = parsed.tools, Blocks(parsed.tools), Totals(), 0
+        self._form, self._blocks, self._totals, self._sent = parsed.form, Blocks(parsed.form), Totals(), 0
         self._tokenizer = tokenizer
-        self._rows: list[Any] = []  # of the text so far
+        self._rows: list[Any] = []  # of the tokens so far
         self._n_rows_sent = 0
         self._last_status = "completed"
 
@@ -265,11 +268,12 @@ class ResponseAnswer:
         self._totals.add(event)
         if isinstance(event, Delta):
             self._rows += logprob_entries(self._tokenizer, event.logprobs)
-            return self._steps(self._blocks.push(event.text))
+            return self._steps(self._blocks.push(event.text, event.token_ids))
         if isinstance(event, Finished):
             end = end_fields(event)
             self._last_status = end["status"]
             rest = self._steps(self._blocks.end())
+            self._totals.thought_tokens = self._blocks.parser.thought_tokens
             self._answer |= {**end, "usage": usage(self._totals), **extras(self._totals)}
             return rest
         return self._event("response.created", response=self._answer) + self._event(
@@ -281,8 +285,9 @@ class ResponseAnswer:
 
     def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
         (sample,) = samples
-        end, blocks = end_fields(sample.end), Blocks.of(sample.text, self._tools).found
-        rows = logprob_entries(self._tokenizer, sample.logprobs)
+        end, read = end_fields(sample.end), Blocks.of(self._form, sample.text, sample.token_ids)
+        blocks, totals.thought_tokens = read.found, read.parser.thought_tokens
+        rows = logprob_entries(self._tokenizer, sample.logprobs)[totals.thought_tokens :]
         output = [self._item(block, "completed", rows) for block in blocks]
         if blocks and blocks[-1].call is None:  # a call is complete, as an incomplete one remains text
             output[-1]["status"] = end["status"]
@@ -292,6 +297,10 @@ class ResponseAnswer:
         """The end of a stream that breaks off."""
         error = {"code": refusal.reason.lower(), "message": refusal.worded(TOO_LONG)}
         return self._event("response.failed", response={**self._answer, "status": "failed", "error": error})
+
+    @property
+    def _text_rows(self) -> list[Any]:
+        return self._rows[self._blocks.parser.thought_tokens :]
 
     def _steps(self, steps: Steps) -> bytes:
         return b"".join(self._step(*step) for step in steps)
@@ -306,7 +315,9 @@ class ResponseAnswer:
             return self._close(block, at)
         if block.call is not None:
             return self._event("response.function_call_arguments.delta", **at, delta=text)
-        rows, self._n_rows_sent = self._rows[self._n_rows_sent :], len(self._rows)
+        if block.is_thought:
+            return self._event("response.reasoning_text.delta", **at, delta=text)
+        rows, self._n_rows_sent = self._text_rows[self._n_rows_sent :], len(self._text_rows)
         return self._event("response.output_text.delta", **at, delta=text, logprobs=rows)
 
     def _open(self, block: Block, at: dict[str, Any]) -> bytes:
@@ -314,32 +325,44 @@ class ResponseAnswer:
         opened = self._event("response.output_item.added", output_index=block.index, item=item)
         if block.call is not None:
             return opened
-        return opened + self._event("response.content_part.added", **at, part=text_part("", []))
+        return opened + self._event("response.content_part.added", **at, part=text_part(block, []))
 
     def _close(self, block: Block, at: dict[str, Any]) -> bytes:
-        item = self._item(block, self._last_status, self._rows)
+        item = self._item(block, self._last_status, self._text_rows)
         self._answer["output"] = [*self._answer["output"], item]
         if block.call is not None:
             done = self._event(
                 "response.function_call_arguments.done", **at, name=block.call.name, arguments=block.text
             )
         else:
-            done = self._event("response.output_text.done", **at, text=block.text, logprobs=self._rows)
-            done += self._event("response.content_part.done", **at, part=text_part(block.text, self._rows))
+            if block.is_thought:
+                done = self._event("response.reasoning_text.done", **at, text=block.text)
+            else:
+                done = self._event("response.output_text.done", **at, text=block.text, logprobs=self._text_rows)
+            done += self._event("response.content_part.done", **at, part=text_part(block, self._text_rows))
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _item(self, block: Block, status: str, logprobs: list[Any]) -> dict[str, Any]:
-        """A message or a function call, as far as it is generated."""
+        """A message, thoughts or a function call, as far as it is generated."""
         if block.call is not None:
             called = {"call_id": block.call.call_id, "name": block.call.name, "arguments": block.text}
             return {"id": self._item_id(block), "type": "function_call", "status": status, **called}
-        content = [text_part(block.text, logprobs)] if block.text else []
+        content = [text_part(block, logprobs)] if block.text else []
+        if block.is_thought:
+            return {
+                "id": self._item_id(block),
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": content,
+            }
         return {
             "id": self._item_id(block), "type": "message", "status": status, "role": "assistant", "content": content,
         }  # fmt: skip
 
     def _item_id(self, block: Block) -> str:
-        return f"{'msg' if block.call is None else 'fc'}_{self._request_id}_{block.index}"
+        kind = "rs" if block.is_thought else "msg" if block.call is None else "fc"
+        return f"{kind}_{self._request_id}_{block.index}"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._sent = self._sent, self._sent + 1

@@ -1,4 +1,4 @@
-"""The tools of a request: reading them, and the grammar of an answer that must call them."""
+"""The tools of a request: reading them, the grammar of an answer that must call them, and how its text is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from server.http.tool_calls import Part, ToolCallParser
+from server.http.answer_parser import AnswerParser, Part, ThoughtMarks
 from server.http.tool_parameters import MAX_NAME, SPACING, ParameterGrammar, unenforced
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields
 from server.json_schemas import closed, lenient, without_notes
@@ -34,16 +34,6 @@ class ToolUse:
     required: tuple[str, ...] = ()  # names of tools; the answer consists of calls of these. Empty: any answer
     parallel: bool = True  # more than one call is allowed
 
-    def parser(self, *, whole: bool = False) -> ToolCallParser:
-        """A parser of one sample. whole: a call comes in one piece."""
-        schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
-        return ToolCallParser(self.form, schemas, None if self.parallel else 1, whole=whole)
-
-    def parse(self, text: str) -> list[Part]:
-        """The text and whole calls of a complete answer, in order."""
-        parser = self.parser(whole=True)
-        return [*parser.push(text), *parser.flush()]
-
     def grammar(self, tokenizer: Tokenizer, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
         """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas.
 
@@ -59,6 +49,28 @@ class ToolUse:
         many = self.parallel and self.form is not ToolForm.LLAMA
         text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free, answer=answer)
         return GrammarParams(GrammarKind.EBNF, text, of_schemas=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What the text of an answer may hold beside the answer."""
+
+    tools: ToolUse | None = None  # that the model knows, so that it may call them
+    thoughts: ThoughtMarks | None = None
+
+    def parser(self, *, whole: bool = False) -> AnswerParser:
+        """A parser of one sample. whole: a call comes in one piece."""
+        if self.tools is None:
+            return AnswerParser(None, {}, thoughts=self.thoughts)
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools.tools}
+        max_calls = None if self.tools.parallel else 1
+        return AnswerParser(self.tools.form, schemas, max_calls, whole=whole, thoughts=self.thoughts)
+
+    def parse(self, text: str, token_ids: Sequence[int] = ()) -> tuple[list[Part], int]:
+        """The thoughts, the text and the whole calls of a complete answer, in order, and the number of its tokens that
+        are thoughts."""
+        parser = self.parser(whole=True)
+        return [*parser.push(text, token_ids), *parser.flush()], parser.thought_tokens
 
 
 _CALL_MARKS = {
@@ -117,10 +129,26 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
     return ToolUse(tools, tokenizer.tool_form, required, parallel and choice is None)
 
 
-def use_tools(body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: Tokenizer) -> None:
-    """Set the grammar that calls must match, and whether the text shows the special tokens that mark calls."""
-    if tools is None or body.violations.found:  # among them schemas that are nested too deep to go on with
-        return
+def answer_form(
+    body: Body, fields: RequestFields, tools: ToolUse | None, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> AnswerForm:
+    """What the text of the answer will hold. Sets the grammar that calls must match, and whether the text shows the
+    special tokens that mark calls and thoughts."""
+    is_bound = fields.engine.get(GRAMMAR_FIELD) is not None or (tools is not None and bool(tools.required))
+    if tools is not None and not body.violations.found:  # else schemas may be nested too deep to go on with
+        _use_tools(body, fields, tools, tokenizer)
+    thoughts: ThoughtMarks | None = None  # an answer that is bound to a grammar has none
+    marks = tokenizer.thought_marks
+    if marks is not None and not is_bound and fields.own.get("separate_reasoning", True):
+        opening, closing, _ = marks
+        if tokenizer.special_ids.intersection((opening, closing)):
+            fields.engine["output.skip_special_tokens"] = False
+        before, after = (tokenizer.token_bytes(mark).decode() for mark in (opening, closing))
+        thoughts = ThoughtMarks(before, after, closing, tokenizer.leaves_thoughts_open(prompt_ids))
+    return AnswerForm(tools, thoughts)
+
+
+def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tokenizer) -> None:
     if any(tokenizer.special_id(mark) is not None for mark in _CALL_MARKS[tools.form]):
         fields.engine["output.skip_special_tokens"] = False
     given: GrammarParams | None = fields.engine.get(GRAMMAR_FIELD)

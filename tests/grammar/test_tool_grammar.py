@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.http.tool_calls import ToolCall
-from server.http.tool_use import ToolUse
+from server.http.answer_parser import ToolCall
+from server.http.tool_use import AnswerForm, ToolUse
 from specdec.errors import InvalidRequestError
 from specdec.grammar.state import GrammarState
 from specdec.models.tool_forms import ToolForm
@@ -83,7 +83,7 @@ def test_every_allowed_text_consists_of_calls(form: ToolForm, parallel: bool) ->
     for seed in range(20):
         use, found = state(form, ("look", "find.it"), parallel)
         text = walk(found, random.Random(seed))
-        calls = use.parse(text)
+        calls = AnswerForm(use).parse(text)[0]
         for call in calls:
             assert isinstance(call, ToolCall), text
             assert json.loads(call.arguments) in ARGUMENTS[call.name]
@@ -98,7 +98,7 @@ def test_all_forced_text_is_drafted(form: ToolForm) -> None:
     use, found = state(form, ("find.it",), parallel=False)
     chain = found.forced((), 200)
     assert chain[-1] == EOS
-    (call,) = use.parse(byte_level().decode(chain[:-1], skip_special=False))
+    (call,) = AnswerForm(use).parse(byte_level().decode(chain[:-1], skip_special=False))[0]
     assert isinstance(call, ToolCall)
     assert (call.name, call.arguments) == ("find.it", "{}")
     _, found = state(form, ("look",), parallel=False)

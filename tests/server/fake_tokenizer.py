@@ -45,6 +45,9 @@ class FakeTokenizer:
     def special_id(self, name: str) -> int | None:
         return self.token_id(name)
 
+    def leaves_thoughts_open(self, ids: Sequence[int]) -> bool:
+        return False
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

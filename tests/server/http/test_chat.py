@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from server.http.openai_chat import message_of
-from server.http.tool_use import ToolUse
+from server.http.tool_use import AnswerForm, ToolUse
 from specdec.models.tool_forms import ToolForm
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.http.harness import CHAT, Server, events
@@ -136,11 +136,11 @@ def test_tool_calls_are_parsed_from_the_text(server: Server) -> None:
 
 
 def test_a_message_that_is_only_a_call_has_no_content() -> None:
-    tools = ToolUse([], ToolForm.HERMES)
-    message, called = message_of('<tool_call>{"name": "f"}</tool_call>\n', tools)
-    assert (message["content"], called) == (None, True)
+    form = AnswerForm(ToolUse([], ToolForm.HERMES))
+    message = message_of(form.parse('<tool_call>{"name": "f"}</tool_call>\n')[0])
+    assert message["content"] is None
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
-    assert message_of("", tools)[0]["content"] == ""
+    assert message_of(form.parse("")[0])["content"] == ""
 
 
 def test_max_completion_tokens_0_only_prefills_the_prompt(server: Server) -> None:

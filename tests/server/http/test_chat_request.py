@@ -38,7 +38,7 @@ def request(**fields: Any) -> Request:
 
 def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_chat, {"messages": HI}, {"x-request-id": "r"})
-    assert (ask.request, ask.tools, ask.streaming.stream, ask.return_token_ids) == (PLAIN, None, False, False)
+    assert (ask.request, ask.form.tools, ask.streaming.stream, ask.return_token_ids) == (PLAIN, None, False, False)
     assert request(unknown=[], user="u", model="fake", store=True, metadata={}, parallel_tool_calls=True) == PLAIN
 
 
@@ -103,9 +103,9 @@ def test_bug_vllms_fields_continue_the_last_message_or_begin_none() -> None:
 def test_tools_are_rendered_unless_tool_choice_is_none() -> None:
     for choice, told in ((None, True), ("auto", True), ("none", False)):
         ask = asked(parse_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
-        assert (ask.tools is not None) is told
+        assert (ask.form.tools is not None) is told
         assert bytes(ask.request.prompt_ids) == (b"[look]" if told else b"") + b"user:hi;"
-    assert not asked(parse_chat, {"messages": HI, "tools": []}).tools
+    assert not asked(parse_chat, {"messages": HI, "tools": []}).form.tools
 
 
 BAD = [

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from server.http.tool_calls import CallArguments, CallEnd, ToolCall
+from server.http.answer_parser import CallArguments, CallEnd, ToolCall
 from server.http.tool_parameters import ParameterText, ParameterTypes, unenforced
-from server.http.tool_use import ToolUse
+from server.http.tool_use import AnswerForm, ToolUse
 from specdec.grammar.state import GrammarState
 from specdec.models.chat_template import ChatTemplate
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import EOS, byte_level, ids_of, start
 from tests.models.xml_template import xml_template
-from tests.server.http.test_tool_call_parser import CUTS, pieces_of
+from tests.server.http.test_answer_parser import CUTS, pieces_of
 
 TEMPLATES = [ChatTemplate(xml_template(python_scalars=each), {}) for each in (False, True)]
 TAGS = [
@@ -118,13 +118,13 @@ def test_arguments_that_a_template_wrote_are_read_back(
     assume(can_be_written(arguments))
     text, use = written(arguments, template), using(schema)
     for pieces in (pieces_of(text, cuts), [*text]):
-        parser = use.parser()
+        parser = AnswerForm(use).parser()
         parts = [part for piece in pieces for part in parser.push(piece)] + parser.flush()
         found = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert [part.is_whole for part in parts if isinstance(part, CallEnd)] == [True]
         assert not [part for part in parts if isinstance(part, str)]
         assert json.dumps(json.loads(found)) == json.dumps(arguments)  # True is not 1
-    (call,) = use.parse(text)
+    (call,) = AnswerForm(use).parse(text)[0]
     assert isinstance(call, ToolCall)
     assert call.arguments == found
 
@@ -213,7 +213,7 @@ near
 @example(text=HOSTILE.replace("%s\n", ""))
 def test_a_grammar_accepts_only_what_the_parser_reads_as_a_valid_call(text: str) -> None:
     use = using(SCHEMA, required=("f",), parallel=False)
-    calls = use.parse(text)
+    calls = AnswerForm(use).parse(text)[0]
     (call,) = calls if len(calls) == 1 and isinstance(calls[0], ToolCall) else [None]
     pairs = [] if call is None else json.loads(call.arguments, object_pairs_hook=list)
     arguments = dict(pairs)

@@ -29,17 +29,17 @@ def named(name: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
 def test_tool_choice_becomes_a_grammar(parse: Any) -> None:
     free = asked(parse, BODY)
-    assert (free.request.grammar, free.tools.required, free.tools.parallel) == (None, (), True)
+    assert (free.request.grammar, free.form.tools.required, free.form.tools.parallel) == (None, (), True)
     for choice in ("required", "any"):
         ask = asked(parse, BODY | {"tool_choice": choice})
-        assert (ask.tools.required, ask.tools.parallel) == (("look", "find"), True)
+        assert (ask.form.tools.required, ask.form.tools.parallel) == (("look", "find"), True)
         assert ask.request.grammar.kind is GrammarKind.EBNF
         assert "look" in ask.request.grammar.text
         assert "find" in ask.request.grammar.text
     ask = asked(parse, BODY | {"tool_choice": named("find")})
-    assert (ask.tools.required, ask.tools.parallel) == (("find",), False)
+    assert (ask.form.tools.required, ask.form.tools.parallel) == (("find",), False)
     assert "look" not in ask.request.grammar.text
-    assert not asked(parse, BODY | {"parallel_tool_calls": False}).tools.parallel
+    assert not asked(parse, BODY | {"parallel_tool_calls": False}).form.tools.parallel
 
 
 def allowed(mode: Any, *names: Any) -> dict[str, Any]:
@@ -49,13 +49,17 @@ def allowed(mode: Any, *names: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
 def test_allowed_tools_are_the_only_ones(parse: Any) -> None:
     free = asked(parse, BODY | {"tool_choice": allowed("auto", "find")})
-    assert ([tool["function"]["name"] for tool in free.tools.tools], free.tools.required, free.request.grammar) == (
+    assert (
+        [tool["function"]["name"] for tool in free.form.tools.tools],
+        free.form.tools.required,
+        free.request.grammar,
+    ) == (
         ["find"],
         (),
         None,
     )
     forced = asked(parse, BODY | {"tool_choice": allowed("required", "find", "look")})
-    assert (forced.tools.required, forced.tools.parallel) == (("find", "look"), True)
+    assert (forced.form.tools.required, forced.form.tools.parallel) == (("find", "look"), True)
     assert "find" in forced.request.grammar.text
 
 

@@ -147,5 +147,5 @@ export function requestOf(form: Form, salt: string, model = ""): { path: string;
   if (form.kind === "raw") return { path: "/v1/completions", body: { ...body, prompt: form.prompt } };
   if (form.kind === "fill") return { path: "/v1/completions", body: { ...body, prompt: form.prefix, suffix: form.suffix } };
   const messages = form.messages.filter((message) => message.content !== "");
-  return { path: "/v1/chat/completions", body: { ...body, messages } };
+  return { path: "/v1/chat/completions", body: { ...body, messages, separate_reasoning: false } };
 }

@@ -34,7 +34,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
     ({"speculation": {"max_depth": 2}}, {"speculation": SpeculationParams(max_depth=2)}),
     ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
-    ({"metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "disabled"}, "n": 3}, {}),
+    ({"metadata": {"user_id": "u"}, "service_tier": "auto", "n": 3}, {}),
+    ({"thinking": {"type": "adaptive"}}, {}),
+    ({"thinking": {"type": "disabled"}}, {"prompt_ids": tuple(b"enable_thinking=False;user:hi;")}),
 ]  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def test_a_conversation_with_tools() -> None:
     assert found.messages == [
         {"role": "system", "content": "Be\nbrief."},
         {"role": "user", "content": "Where?\nLook."},
-        {"role": "assistant", "content": "So.", "tool_calls": [
+        {"role": "assistant", "content": "So.", "reasoning_content": "hm", "tool_calls": [
             {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":[1]}'}},
             {"id": "t2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
         ]},
@@ -107,7 +109,7 @@ def test_an_empty_system_prompt_is_none(empty: Any) -> None:
 
 def test_tool_choice() -> None:
     for choice in (None, {"type": "auto"}):
-        assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).tools
+        assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).form.tools
     assert encoded(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
@@ -117,12 +119,16 @@ def test_tool_choice_that_forces_a_call() -> None:
         return asked(parse_messages, {"messages": HI, "tools": [TOOL, other], "tool_choice": choice})
 
     free, forced, named = choice(type="auto"), choice(type="any"), choice(type="tool", name="touch")
-    assert (free.tools.required, forced.tools.required, named.tools.required) == ((), ("look", "touch"), ("touch",))
+    assert (free.form.tools.required, forced.form.tools.required, named.form.tools.required) == (
+        (),
+        ("look", "touch"),
+        ("touch",),
+    )
     assert free.request.grammar is None
     assert "look" in forced.request.grammar.text
     assert "look" not in named.request.grammar.text
-    assert free.tools.parallel
-    assert not choice(type="auto", disable_parallel_tool_use=True).tools.parallel
+    assert free.form.tools.parallel
+    assert not choice(type="auto", disable_parallel_tool_use=True).form.tools.parallel
 
 
 def test_assistant_prefill_is_continued() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from server.http.ollama import OllamaAnswer, OllamaRequest, response
+from server.http.tool_use import AnswerForm
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, Timings, Usage
 from tests.server.fake_tokenizer import FakeTokenizer
 
@@ -20,7 +21,7 @@ from tests.server.fake_tokenizer import FakeTokenizer
 )  # fmt: skip
 def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
-    form = OllamaAnswer(OllamaRequest("m", Request("r", (1,)), True, {}), response, FakeTokenizer())
+    form = OllamaAnswer(OllamaRequest("m", Request("r", (1,)), True, {}, AnswerForm()), response, FakeTokenizer())
     found = json.loads(form.take(0, end))
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))

@@ -87,13 +87,17 @@ def test_tool_choice_that_forces_a_call() -> None:
         return asked(parse_responses, {"input": "hi", "tools": [TOOL, other], "tool_choice": choice, **fields})
 
     free, forced, named = choice("auto"), choice("required"), choice({"type": "function", "name": "touch"})
-    assert (free.tools.required, forced.tools.required, named.tools.required) == ((), ("look", "touch"), ("touch",))
+    assert (free.form.tools.required, forced.form.tools.required, named.form.tools.required) == (
+        (),
+        ("look", "touch"),
+        ("touch",),
+    )
     assert "[lazy]" in free.request.grammar.text  # the tools are strict
     loose = asked(parse_responses, {"input": "hi", "tools": [{**TOOL, "strict": False}]})
     assert loose.request.grammar is None
     assert "look" in forced.request.grammar.text
     assert "look" not in named.request.grammar.text
-    assert not choice("auto", parallel_tool_calls=False).tools.parallel
+    assert not choice("auto", parallel_tool_calls=False).form.tools.parallel
 
 
 def test_allowed_tools_are_the_only_ones() -> None:
@@ -104,12 +108,19 @@ def test_allowed_tools_are_the_only_ones() -> None:
         return asked(parse_responses, {"input": "hi", "tools": listed, "tool_choice": given})
 
     free, forced = choice("auto"), choice("required")
-    assert ([tool["function"]["name"] for tool in free.tools.tools], free.tools.required, free.tools.parallel) == (
+    assert (
+        [tool["function"]["name"] for tool in free.form.tools.tools],
+        free.form.tools.required,
+        free.form.tools.parallel,
+    ) == (
         ["touch"],
         (),
         True,
     )
-    assert ([tool["function"]["name"] for tool in forced.tools.tools], forced.tools.required) == (["touch"], ("touch",))
+    assert ([tool["function"]["name"] for tool in forced.form.tools.tools], forced.form.tools.required) == (
+        ["touch"],
+        ("touch",),
+    )
     assert free.echo["tool_choice"]["type"] == "allowed_tools"
 
 

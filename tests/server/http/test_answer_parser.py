@@ -12,13 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.http.tool_calls import (
+from server.http.answer_parser import (
+    AnswerParser,
     CallArguments,
     CallBegin,
     CallEnd,
     Part,
+    Thought,
+    ThoughtMarks,
     ToolCall,
-    ToolCallParser,
 )
 from server.http.tool_parameters import MAX_NAME
 from specdec.models.tool_forms import ToolForm
@@ -69,7 +71,7 @@ def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
 
 def streamed(form: ToolForm, text: str, cuts: Sequence[int]) -> list[Part]:
     """Everything that comes out."""
-    parser = ToolCallParser(form, TOOLS)
+    parser = AnswerParser(form, TOOLS)
     found = [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush()
     assert parser.calls == sum(isinstance(part, CallBegin) for part in found)
     return found
@@ -94,7 +96,7 @@ def folded(parts: Sequence[Part]) -> list[Out]:
 
 def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
     """The same of whole calls."""
-    parser, out = ToolCallParser(form, TOOLS, whole=True), list[Out]()
+    parser, out = AnswerParser(form, TOOLS, whole=True), list[Out]()
     for part in [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush():
         if isinstance(part, ToolCall):
             out.append((part.name, part.arguments))
@@ -230,19 +232,19 @@ def test_calls(form: ToolForm, text: str, wanted: list[object]) -> None:
 
 
 def test_text_is_not_delayed_longer_than_needed() -> None:
-    parser = ToolCallParser(ToolForm.HERMES, TOOLS)
+    parser = AnswerParser(ToolForm.HERMES, TOOLS)
     assert parser.push("Hello ") == ["Hello"]
     assert parser.push("there<tool") == [" there"]
     assert parser.push("box>") == ["<toolbox>"]
     assert parser.push(" <tool_call>x") == [" <tool_call>", "x"]
-    named = ToolCallParser(ToolForm.LLAMA, TOOLS)
+    named = AnswerParser(ToolForm.LLAMA, TOOLS)
     assert named.push('{"city') == []
     assert named.push('": ') == ['{"city"', ":"]
     assert named.push("5") == [" 5"]
 
 
 def test_text_too_long_for_a_name_is_emitted_immediately() -> None:
-    parser, mark = ToolCallParser(ToolForm.MISTRAL_ARGS, TOOLS), "[TOOL_CALLS]"
+    parser, mark = AnswerParser(ToolForm.MISTRAL_ARGS, TOOLS), "[TOOL_CALLS]"
     assert parser.push(mark + "a" * MAX_NAME) == []
     assert parser.push("a") == [mark + "a" * MAX_NAME, "a"]
     assert parser.push("a") == ["a"]
@@ -251,7 +253,7 @@ def test_text_too_long_for_a_name_is_emitted_immediately() -> None:
 
 
 def test_arguments_are_streamed() -> None:
-    parser = ToolCallParser(ToolForm.HERMES, TOOLS)
+    parser = AnswerParser(ToolForm.HERMES, TOOLS)
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     begin, first = parser.push('{"a')
     assert isinstance(begin, CallBegin)
@@ -268,7 +270,7 @@ def test_arguments_are_streamed() -> None:
 
 
 def test_a_long_string_is_streamed_as_json() -> None:
-    parser = ToolCallParser(ToolForm.QWEN_XML, TOOLS)
+    parser = AnswerParser(ToolForm.QWEN_XML, TOOLS)
     assert parser.push("<tool_call>\n<function=look>\n<parameter=") == []
     begin, *first = parser.push('a>\n def f():\n    return "')
     assert isinstance(begin, CallBegin)
@@ -285,7 +287,7 @@ def test_a_long_string_is_streamed_as_json() -> None:
 
 
 def test_a_truncated_call_is_reported() -> None:
-    parser = ToolCallParser(ToolForm.MISTRAL_ARGS, TOOLS)
+    parser = AnswerParser(ToolForm.MISTRAL_ARGS, TOOLS)
     begin, piece = parser.push('[TOOL_CALLS]look[ARGS]{"a": ')
     assert isinstance(begin, CallBegin)
     assert re.fullmatch("[0-9a-zA-Z]{9}", begin.call_id)  # Mistral's templates refuse others
@@ -294,7 +296,7 @@ def test_a_truncated_call_is_reported() -> None:
 
 
 def test_calls_are_limited_in_number() -> None:
-    parser = ToolCallParser(ToolForm.HERMES, TOOLS, max_calls=1, whole=True)
+    parser = AnswerParser(ToolForm.HERMES, TOOLS, max_calls=1, whole=True)
     found = [*parser.push(f"Well.{HERMES}{HERMES} More."), *parser.flush()]
     assert [part if isinstance(part, str) else part.name for part in found] == ["Well.", "look"]
 
@@ -302,3 +304,33 @@ def test_calls_are_limited_in_number() -> None:
 def test_deeply_nested_arguments_are_text() -> None:
     deep = '<tool_call>{"name":"f","arguments":' + '{"a":' * 500 + "1" + "}" * 501 + "</tool_call>"
     assert whole(ToolForm.HERMES, deep) == [deep]
+
+
+MARKS = (ThoughtMarks("<think>", "</think>", 0, are_open=False), ThoughtMarks("<think>", "</think>", 0, are_open=True))
+THOUGHTFUL = ["<think>", "</think>", *'{"name": "look"}', "<tool_call>", "</", " ", "\n", "a"]
+
+
+@given(
+    form=st.sampled_from([None, *ToolForm]),
+    marks=st.sampled_from(MARKS),
+    text=st.lists(st.sampled_from(THOUGHTFUL), max_size=12).map("".join),
+    cuts=CUTS,
+)
+@example(form=None, marks=MARKS[0], text=" <think>a\n</think>\n\na</think>", cuts=[3, 9])
+@example(form=ToolForm.HERMES, marks=MARKS[1], text="<tool_call></think><tool_call>", cuts=[2, 9])
+def test_thoughts_stand_before_the_answer(
+    form: ToolForm | None, marks: ThoughtMarks, text: str, cuts: list[int]
+) -> None:
+    """As if a regular expression had cut them off the whole text; the rest is read as without thoughts."""
+    opening = "" if marks.are_open else r"\s*<think>"
+    found = re.fullmatch(rf"{opening}\s*(.*?)(\s*</think>\s*(.*))?", text, re.DOTALL)
+    thoughts, answer = (found[1], found[3] or "") if found else ("", text)
+
+    def read(text: str, cuts: Sequence[int], marks: ThoughtMarks | None) -> tuple[str, list[Out]]:
+        parser = AnswerParser(form, TOOLS, thoughts=marks)
+        parts = [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush()
+        return "".join(part.text for part in parts if isinstance(part, Thought)), folded(
+            [part for part in parts if not isinstance(part, Thought)]
+        )
+
+    assert read(text, cuts, marks) == (thoughts, read(answer, (), None)[1])

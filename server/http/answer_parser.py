@@ -1,11 +1,11 @@
-"""Finds tool calls in generated text, while it is generated."""
+"""Finds the model's thoughts and tool calls in an answer's text, while it is generated."""
 
 from __future__ import annotations
 
 import functools
 import re
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +21,13 @@ _FUNCTION = "<function="
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')
 _KEY = re.compile(rf"[^>\n]{{0,{MAX_NAME}}}(?=[>\n])")
 Schemas = Mapping[str, Mapping[str, Any]]  # of arguments, by the tools' names
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """The next piece of the model's thoughts."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +75,30 @@ def as_object(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"value": found}
 
 
-Part = str | CallBegin | CallArguments | CallEnd | ToolCall
+Part = str | Thought | CallBegin | CallArguments | CallEnd | ToolCall
 
 
-def new_call_id(form: ToolForm) -> str:
+def new_call_id(form: ToolForm | None) -> str:
     """A fresh id of a call. Mistral's templates require nine letters and digits."""
     digits = uuid.uuid4().hex
     return digits[:9] if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS) else f"call_{digits[:24]}"
 
 
-class ToolCallParser:
-    """Turns pieces of text into text and calls, in order, as soon as they are unambiguous.
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """What stands around the model's thoughts, with which an answer begins."""
 
-    A call comes as begin, arguments and end. It begins when its name is known and its arguments begin. Text before that
-    which is no call after all remains text, marks included. White space around calls is dropped.
+    opening: str
+    closing: str
+    closing_id: int  # its token
+    are_open: bool  # the prompt ends inside of the thoughts
+
+
+class AnswerParser:
+    """Turns pieces of text into thoughts, text and calls, in order, as soon as they are unambiguous.
+
+    White space around thoughts and calls is dropped. A call comes as begin, arguments and end. It begins when its name
+    is known and its arguments begin. Text before that which is no call after all remains text, marks included.
 
     If ``whole``, a call comes as a `ToolCall` when it is complete; an incomplete one remains text.
     """
@@ -89,8 +106,17 @@ class ToolCallParser:
     calls: int  # that have begun
     whole_calls: int  # that are complete
 
-    def __init__(self, form: ToolForm, tools: Schemas, max_calls: int | None = None, *, whole: bool = False) -> None:
-        """tools: the only ones that are called without a mark. max_calls: everything after them is dropped."""
+    def __init__(
+        self,
+        form: ToolForm | None,
+        tools: Schemas,
+        max_calls: int | None = None,
+        *,
+        whole: bool = False,
+        thoughts: ThoughtMarks | None = None,
+    ) -> None:
+        """form: None: there are no calls. tools: the only ones that are called without a mark. max_calls: everything
+        after them is dropped. thoughts: None: there are none."""
         self._form, self._tools, self._max_calls, self._whole = form, tools, max_calls, whole
         self._held = ""  # not yet looked at
         self._raw: list[str] = []  # looked at, and part of what may be a call
@@ -100,10 +126,20 @@ class ToolCallParser:
         self._parts: list[Part] = []
         self._ended = self._silent = False
         self.calls = self.whole_calls = 0
-        self._work = _READERS[form](self)
+        self._thoughts, self._has_thoughts = thoughts, False
+        self._tokens = self._thought_end = 0  # tokens so far, and those up to the mark after the thoughts
+        self._work = self._answer()
 
-    def push(self, text: str) -> list[Part]:
-        """Take the next piece."""
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of the thoughts so far, marks included."""
+        return (self._thought_end or self._tokens) if self._has_thoughts else 0
+
+    def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Part]:
+        """Take the next piece, and the tokens that it is made of."""
+        if self._thoughts is not None and not self._thought_end and self._thoughts.closing_id in token_ids:
+            self._thought_end = self._tokens + token_ids.index(self._thoughts.closing_id) + 1
+        self._tokens += len(token_ids)
         self._held += text
         return self._advance()
 
@@ -118,6 +154,30 @@ class ToolCallParser:
         return parts
 
     # The readers are generators that yield when they need more text; once `_ended`, they get none.
+
+    def _answer(self) -> Reading[None]:
+        if self._thoughts is not None:
+            yield from self._think(self._thoughts)
+        yield from _READERS[self._form](self)
+
+    def _think(self, marks: ThoughtMarks) -> Reading[None]:
+        if not marks.are_open:
+            yield from self._space()
+            if not (yield from self._mark(marks.opening)):
+                self._held, self._raw = "".join(self._raw) + self._held, []
+                return
+        self._has_thoughts = True
+        yield from self._space()
+        yield from self._text_until(marks.closing, kind=Thought)
+        yield from self._space()
+        self._raw = []
+
+    def _plain(self) -> Reading[None]:
+        while True:
+            if self._held:
+                self._emit(self._held)
+            self._held = ""
+            yield
 
     def _hermes(self) -> Reading[None]:
         """Small models leave out the marks, or write a fence instead. Without the mark only calls of known tools count,
@@ -185,8 +245,8 @@ class ToolCallParser:
 
     # Parts of the readers:
 
-    def _text_until(self, *marks: str) -> Reading[str]:
-        """Emit the text up to the first of ``marks``, and take that; empty: there is none."""
+    def _text_until(self, *marks: str, kind: Callable[[str], Part] = str) -> Reading[str]:
+        """Emit the text up to the first of ``marks``, as ``kind``, and take that; empty: there is none."""
         self._raw = []
         while True:
             first = _any_of(marks).search(self._held)
@@ -194,13 +254,13 @@ class ToolCallParser:
             before, after = self._held[:begin], self._held[end:]
             if self._ended and not found:
                 if before and not (self.calls and before.isspace()):
-                    self._emit(before)
+                    self._emit(kind(before))
                 self._held = ""
                 return ""
             kept = 0 if found else _begun(before, *marks)
             text = before[: len(before) - kept].rstrip()
             if text:
-                self._emit(text)
+                self._emit(kind(text))
             self._held = before[len(text) :]
             if found:
                 self._raw, self._held = [self._held, found], after
@@ -401,12 +461,13 @@ class ToolCallParser:
             self._parts.append(part)
 
 
-_READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
-    ToolForm.HERMES: ToolCallParser._hermes,
-    ToolForm.LLAMA: ToolCallParser._llama,
-    ToolForm.MISTRAL: ToolCallParser._mistral,
-    ToolForm.MISTRAL_ARGS: ToolCallParser._mistral,
-    ToolForm.QWEN_XML: ToolCallParser._qwen_xml,
+_READERS: Mapping[ToolForm | None, Callable[[AnswerParser], Reading[None]]] = {
+    None: AnswerParser._plain,
+    ToolForm.HERMES: AnswerParser._hermes,
+    ToolForm.LLAMA: AnswerParser._llama,
+    ToolForm.MISTRAL: AnswerParser._mistral,
+    ToolForm.MISTRAL_ARGS: AnswerParser._mistral,
+    ToolForm.QWEN_XML: AnswerParser._qwen_xml,
 }
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
