@@ -199,7 +199,7 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append((request.headers["authorization"], request.url.path, json.loads(request.content)))
-        deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}]
+        deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "a"}, {"content": "b"}, {}]
         lines = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
         lines.append(
             {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": None}}
@@ -208,7 +208,7 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
 
     record = Record("c", 0.0)
     await answering(answer).send(CHAT, record)
-    assert (len(record.chunk_s), record.prompt_tokens, record.output_tokens) == (2, 3, 4)
+    assert (record.text, len(record.chunk_s), record.prompt_tokens, record.output_tokens) == ("ab", 2, 3, 4)
     assert record.chunk_s[-1] <= record.last_s
     assert record.end_s == 0.0  # set by the sender of the request
     key, path, body = seen[0]

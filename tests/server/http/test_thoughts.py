@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from server.http.anthropic import parse_messages
+from server.http.ollama import parse_generate
 from server.http.openai_chat import parse_chat
 from server.http.responses import parse_responses
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.anthropic.test_messages import TOOLS as ANTHROPIC_TOOLS
-from tests.server.http.calls import Told, asked, make_context
+from tests.server.http.calls import Fim, Told, asked, make_context
 from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, running
 from tests.server.http.ollama.lines import lines
 
@@ -48,7 +49,10 @@ class Special(Thinker):
 
 
 class Resumed(Thinker):
-    """Its prompts may end inside of thoughts."""
+    """Its prompts may end inside of thoughts. It writes the variables of the template down."""
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        return self.encode(repr(options.get("variables")), add_special=False)
 
     def leaves_thoughts_open(self, ids: Sequence[int]) -> bool:
         return [i for i in ids if i in (60, 62)][-1:] == [60]
@@ -137,6 +141,17 @@ def test_tools_are_called_after_thoughts(server: Server) -> None:
     assert (thoughts["thinking"], called["name"]) == (call, "look")
 
 
+def test_an_answer_of_calls_alone_or_in_a_gap_has_no_thoughts() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    for choice, has_thoughts in (("auto", True), ("required", False)):
+        body = {"messages": said("a"), "tools": [tool], "tool_choice": choice}
+        form = asked(parse_chat, body, server=make_context(Thinker(has_tools=True))).form
+        assert (form.thoughts is not None) is has_thoughts
+    body = {"prompt": "a", "suffix": "b"}
+    assert asked(parse_generate, body, server=make_context(Thinker(), Fim())).form.thoughts is None
+    assert asked(parse_generate, {"prompt": "a"}, server=make_context(Thinker(), Fim())).form.thoughts is not None
+
+
 def test_a_resumed_answer_goes_on_with_its_thoughts() -> None:
     def is_open(text: str) -> bool:
         resume = {
@@ -215,6 +230,10 @@ def test_ollamas_thinking(server: Server) -> None:
         assert "".join(message["content"] for message in found) == "ok"
     answer = server.ask(OLLAMA_GENERATE, stream=False, prompt="<plan>ok")
     assert (answer["response"], answer["thinking"]) == ("ok", "plan")
+    with running(Resumed) as other:
+        for think in (True, "low"):
+            told = other.ask(OLLAMA_CHAT, stream=False, messages=said("a"), think=think)["message"]["content"]
+            assert told == "{'enable_thinking': True}"
     raw = server.ask(OLLAMA_GENERATE, stream=False, prompt="<plan>ok", raw=True)
     assert (raw["response"].lstrip("\x02"), "thinking" in raw) == ("<plan>ok", False)
     assert "thinking" in server.ask("/api/show")["capabilities"]
@@ -228,15 +247,22 @@ def test_ollama_refuses_to_think_without_thoughts() -> None:
 
 
 def test_earlier_thoughts_reach_the_template() -> None:
-    blocks = [{"type": "thinking", "thinking": "plan", "signature": ""}, {"type": "text", "text": "ok"}]
+    blocks: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "plan", "signature": ""},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "thinking", "thinking": "b", "signature": ""},
+        {"type": "text", "text": "ok"},
+    ]
     items = [
         {"type": "message", "role": "user", "content": "hi"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "plan"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "x"},
         {"type": "message", "role": "assistant", "content": "ok"},
         {"type": "message", "role": "user", "content": "more"},
     ]
     turns = [*said("hi"), {"role": "assistant", "content": blocks}, *said("more")]
-    plain = [*said("hi"), {"role": "assistant", "content": "ok", "reasoning_content": "plan"}, *said("more")]
+    plain = [*said("hi"), {"role": "assistant", "content": "ok", "reasoning_content": "plan\nb"}, *said("more")]
     for parse, body in (
         (parse_messages, {"messages": turns, "max_tokens": 9}),
         (parse_responses, {"input": items}),
