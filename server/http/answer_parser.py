@@ -161,10 +161,11 @@ class AnswerParser:
         yield from _READERS[self._form](self)
 
     def _think(self, marks: ThoughtMarks) -> Reading[None]:
+        """Read the thoughts that the answer begins with, if it does."""
         if not marks.are_open:
             yield from self._space()
             if not (yield from self._mark(marks.opening)):
-                self._held, self._raw = "".join(self._raw) + self._held, []
+                self._held, self._raw = "".join(self._raw) + self._held, []  # the white space is the answer's
                 return
         self._has_thoughts = True
         yield from self._space()
@@ -173,6 +174,7 @@ class AnswerParser:
         self._raw = []
 
     def _plain(self) -> Reading[None]:
+        """Read text without calls."""
         while True:
             if self._held:
                 self._emit(self._held)

@@ -153,8 +153,8 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     if body.violations.found:
         return ()
     beginning, thinking = conversation.take_beginning(), body.object("thinking")
-    off = thinking is not None and thinking.raw("type") == "disabled"
-    variables = {"enable_thinking": False} if off else None
+    is_off = thinking is not None and thinking.raw("type") == "disabled"
+    variables = {"enable_thinking": False} if is_off else None
     return await encode_messages(body, call.model, conversation.messages, tools, beginning, variables)
 
 
@@ -261,12 +261,8 @@ def content_block(block: Block) -> dict[str, Any]:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.call is None:
         return {"type": "text", "text": block.text}
-    return {
-        "type": "tool_use",
-        "id": block.call.call_id,
-        "name": block.call.name,
-        "input": as_object(block.text or "{}"),
-    }
+    given = as_object(block.text or "{}")  # a stream opens a block before it has arguments
+    return {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": given}
 
 
 def message_head(call: Call) -> dict[str, Any]:

@@ -154,11 +154,15 @@ class Blocks:
                 yield self._add(part.arguments)
             if isinstance(part, CallEnd | ToolCall):
                 yield from self._close()
-            elif isinstance(part, str | Thought):
-                is_thought, text = isinstance(part, Thought), part.text if isinstance(part, Thought) else part
-                if not self._is_open or self.found[-1].call is not None or self.found[-1].is_thought != is_thought:
-                    yield from self._open(None, is_thought)
-                yield self._add(text)
+            elif isinstance(part, Thought):
+                yield from self._write(part.text, is_thought=True)
+            elif isinstance(part, str):
+                yield from self._write(part, is_thought=False)
+
+    def _write(self, text: str, *, is_thought: bool) -> Steps:
+        if not self._is_open or self.found[-1].call is not None or self.found[-1].is_thought != is_thought:
+            yield from self._open(None, is_thought)
+        yield self._add(text)
 
     def _open(self, call: CallBegin | ToolCall | None, is_thought: bool = False) -> Steps:
         yield from self._close()
