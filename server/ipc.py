@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 import msgpack
 
-from specdec.core.types import Delta, Failed, Finished, RequestEvent, Started, StepTree, TokenLogprobs
+from specdec.core.types import Delta, Failed, Finished, RequestEvent, Started
 
 MAX_VALUE_BYTES = 1 << 30  # of a text in a frame
 
@@ -93,17 +93,13 @@ def unpack(kind: type[Record], parts: Sequence[Any]) -> Record:
     return kind(*made)
 
 
-_DELTA = 0
-_OTHER_EVENTS: dict[int, Any] = {1: Started, 2: Finished, 3: Failed}
-_OTHER_KINDS = {kind: number for number, kind in _OTHER_EVENTS.items()}
+_EVENTS: dict[int, Any] = {0: Delta, 1: Started, 2: Finished, 3: Failed}
+_KINDS = {kind: number for number, kind in _EVENTS.items()}
 
 
 def pack_event(event: RequestEvent) -> tuple[Any, ...]:
     """``event`` as a tuple that begins with its kind and request id."""
-    if isinstance(event, Delta):  # in almost every step, so not by its fields
-        rows = [(p.token_id, p.logprob, p.top) for p in event.logprobs]
-        return (_DELTA, event.request_id, event.index, event.token_ids, event.text, rows, event.tree)
-    return (_OTHER_KINDS[type(event)], *pack(event))
+    return (_KINDS[type(event)], *pack(event))
 
 
 def unpack_event(parts: Sequence[Any]) -> RequestEvent:
@@ -113,13 +109,9 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
         ValueError: the kind is none of ours.
     """
     kind, *rest = parts
-    if kind == _DELTA:
-        request_id, index, token_ids, text, rows, tree = rest
-        logprobs = [TokenLogprobs(t, p, [(i, q) for i, q in top]) for t, p, top in rows]
-        return Delta(request_id, index, token_ids, text, logprobs, None if tree is None else StepTree(*tree))
-    if kind not in _OTHER_EVENTS:
+    if kind not in _EVENTS:
         raise ValueError(f"unknown kind of event {kind!r}")
-    event: RequestEvent = unpack(_OTHER_EVENTS[kind], rest)
+    event: RequestEvent = unpack(_EVENTS[kind], rest)
     return event
 
 
