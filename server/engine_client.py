@@ -246,36 +246,29 @@ class EngineCalls:
     """Calls of the engine by number: futures of their answers."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
 
-    def open(self, read: Callable[[Any], Any]) -> tuple[int, asyncio.Future[Any]]:
-        """A number and the future of its answer; the future raises a `RequestError` where the call fails.
-
-        read: converts the answer to the future's result; called even if the caller has gone.
-        """
+    def open(self) -> tuple[int, asyncio.Future[Any]]:
+        """A number and the future of its answer; the future raises a `RequestError` where the call fails."""
         number = next(self._numbers)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (future, read)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
         return number, future
 
     def answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
-        """Resolve a call with the engine's answer."""
-        found = self._waiting.pop(number, None)
-        if found is None:
+        """Resolve a call with the engine's answer, unless its caller has gone."""
+        future = self._waiting.pop(number, None)
+        if future is None or future.done():
             return
-        future, read = found
         if error is None:
-            result = read(result)
-            if not future.done():
-                future.set_result(result)
-        elif not future.done():
+            future.set_result(result)
+        else:
             future.set_exception(unpack_error(error))
 
     def fail_all(self, error: RequestError) -> None:
         """End every call with ``error``."""
         while self._waiting:
-            _, (future, _) = self._waiting.popitem()
+            _, future = self._waiting.popitem()
             if not future.done():
                 future.set_exception(error)
 
@@ -381,10 +374,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             GenerationFailedError: the engine failed to report its trace.
         """
-        steps: list[StepTrace] = await self._call(
-            lambda parts: [unpack(StepTrace, step) for step in parts], TRACE, limit
-        )
-        return steps
+        return [unpack(StepTrace, step) for step in await self._call(TRACE, limit)]
 
     async def flush_cache(self) -> int:
         """Drop the cached prefixes that no running request uses; returns the number of pages freed.
@@ -393,8 +383,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             RequestError: the engine could not do it.
         """
-        freed: int = await self._call(int, FLUSH_CACHE)
-        return freed
+        return int(await self._call(FLUSH_CACHE))
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
         """Draft with another model or feature head from now on, or with no model. An engine that restarts loads it
@@ -407,16 +396,14 @@ class EngineClient:
             SwapUnderWayError: another one is being loaded.
             EngineDeadError: the engine is not ready, or ends before it answers.
         """
+        return await asyncio.shield(self._swap_draft(draft, dtype))
 
-        def adopt(parts: list[Any]) -> EngineInfo:
-            info = unpack(EngineInfo, parts)
-            config = self.engine.config
-            is_head = draft is not None and draft == info.head
-            head = config.model_copy(update={"draft_head": draft})
-            self.engine.adopt(info, head if is_head else _with_draft(config, draft, dtype))
-            return info
-
-        info: EngineInfo = await self._call(adopt, SWAP_DRAFT, draft, dtype)
+    async def _swap_draft(self, draft: str | None, dtype: WeightDtype | None) -> EngineInfo:
+        info = unpack(EngineInfo, await self._call(SWAP_DRAFT, draft, dtype))
+        config = self.engine.config
+        is_head = draft is not None and draft == info.head
+        head = config.model_copy(update={"draft_head": draft})
+        self.engine.adopt(info, head if is_head else _with_draft(config, draft, dtype))
         return info
 
     def on_frame(self, frame: list[Any]) -> None:
@@ -456,9 +443,9 @@ class EngineClient:
         self._table.fail(self._table.engine_ids(), error)
         self._calls.fail_all(error)
 
-    async def _call(self, read: Callable[[Any], Any], command: str, *args: Any) -> Any:
+    async def _call(self, command: str, *args: Any) -> Any:
         self.engine.check_ready()
-        number, answer = self._calls.open(read)
+        number, answer = self._calls.open()
         self.engine.send(Frame.ADMIN, number, command, args)
         return await answer
 

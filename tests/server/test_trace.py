@@ -99,11 +99,11 @@ async def test_a_read_ends_with_the_engine() -> None:
 
 async def test_an_answer_without_a_reader_is_dropped() -> None:
     calls = EngineCalls()
-    number, future = calls.open(list)
+    number, future = calls.open()
     future.cancel()
     calls.answer(number, None, [])
     calls.answer(99, None, [])
-    left_number, left = calls.open(list)
+    left_number, left = calls.open()
     calls.fail_all(EngineDeadError())
     calls.answer(left_number, None, [])
     with pytest.raises(EngineDeadError):
