@@ -128,26 +128,22 @@ async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
         Exception: ``work`` raised it.
     """
     # The work runs in the current task: another one would cost every answer a turn of the event loop.
-    task = asyncio.current_task()
-    assert task is not None  # ASGI servers run each call in one
-    working, left = True, False
-
-    def leave(_: asyncio.Task[None]) -> None:
-        nonlocal left
-        if working:
-            left = task.cancel()
-
-    leaving = asyncio.create_task(call.gone())
-    leaving.add_done_callback(leave)
     try:
-        await work
-    except asyncio.CancelledError:
-        if left and task.uncancel() == 0:
+        async with asyncio.timeout(None) as scope:
+
+            async def watch() -> None:
+                await call.gone()
+                scope.reschedule(asyncio.get_running_loop().time())
+
+            watching = asyncio.create_task(watch())
+            try:
+                await work
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if scope.expired():
             raise ClientGoneError from None
         raise
-    finally:
-        working = False
-        leaving.cancel()
 
 
 def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
