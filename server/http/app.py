@@ -40,31 +40,15 @@ from server.served_model import ServedModel, Task
 from specdec.errors import InvalidRequestError
 
 
-class ExactPaths(Starlette):
-    """A Starlette application that looks up fixed paths in a table, which is faster than its router.
-
-    A slash at a path's end is left out. Starlette would redirect the client, behind a proxy with TLS to plain HTTP.
-    """
-
-    def __init__(self, routes: Sequence[Route], **options: Any) -> None:
-        super().__init__(routes=routes, **options)
-        self._served = {
-            (method, route.path): route.app
-            for route in reversed(routes)  # the first of several routes wins
-            if not route.param_convertors
-            for method in route.methods or ()
-        }
+class SlashTolerant(Starlette):
+    """A Starlette application that leaves out a slash at a path's end. Starlette itself would redirect the client,
+    behind a proxy with TLS to plain HTTP."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path.endswith("/") and path != "/":
-            scope["path"] = path = path.removesuffix("/")
-        found = self._served.get((scope.get("method", ""), path))
-        if found is None:
-            await super().__call__(scope, receive, send)
-        else:
-            scope["endpoint"] = found
-            await found(scope, receive, send)
+            scope["path"] = path.removesuffix("/")
+        await super().__call__(scope, receive, send)
 
 
 class EndpointApp:
@@ -195,7 +179,7 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
         for path, methods in groups.items()
         for method, sharing in methods.items()
     ]
-    return ExactPaths(routes, exception_handlers={HTTPException: _refuse})
+    return SlashTolerant(routes=routes, exception_handlers={HTTPException: _refuse})
 
 
 # The dialect of refusals for unknown paths, by prefix.
