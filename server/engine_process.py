@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Not model_validate_json, which refuses the defaults that are paths.
         build: EngineFactory = resolve_name(args.factory)
-        engine = build(EngineConfig.model_validate(json.loads(args.config)), link.progress)
+        engine = build(EngineConfig.model_validate(json.loads(args.config)), partial(link.send, Frame.PROGRESS))
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         loop = EngineLoop(engine, link, args.heartbeat, events)
         return_freed_memory()

@@ -202,7 +202,6 @@ class FrameLink(asyncio.Protocol):
 
 
 _CHUNK_BYTES = 1 << 18
-_PROGRESS_EVERY_S = 0.1
 
 
 class ParentGoneError(Exception):
@@ -217,8 +216,6 @@ class ParentLink:
         self._readable = selectors.DefaultSelector()  # not `select`, which ends at descriptor 1023
         self._readable.register(sock, selectors.EVENT_READ)
         self._reader = FrameReader()
-        self._label = ""
-        self._shown_at = 0.0
 
     def send(self, *parts: Any) -> None:
         """Send one frame.
@@ -249,11 +246,3 @@ class ParentLink:
             if frames and len(data) < _CHUNK_BYTES:
                 break  # there was no more
         return frames
-
-    def progress(self, label: str, done: int, total: int) -> None:
-        """A `Progress` listener that reports to the front end, at most ten times a second per label."""
-        now = time.monotonic()
-        if label == self._label and done < total and now - self._shown_at < _PROGRESS_EVERY_S:
-            return
-        self._label, self._shown_at = label, now
-        self.send(Frame.PROGRESS, label, done, total)
