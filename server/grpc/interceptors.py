@@ -59,9 +59,6 @@ def with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
     return made
 
 
-_CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-
-
 class GrpcCalls(grpc.aio.ServerInterceptor):
     """Records calls. The first interceptor, so that refusals of the others are recorded too.
 
@@ -100,14 +97,8 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
             raise
         finally:
             leave_call(token)
-            self._observer.end_call(record, status or _status_name(context))
-
-
-def _status_name(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    code: Any = context.code()
-    if isinstance(code, grpc.StatusCode):
-        return code.name
-    return _CODES.get(code or 0, "UNKNOWN")
+            code: Any = context.code()  # None: the call was answered
+            self._observer.end_call(record, status or ("OK" if code is None else code.name))
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
