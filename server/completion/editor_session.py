@@ -211,7 +211,6 @@ class EditorSession:
         """start: submits a request, as `CompletionService.start`."""
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
-        self.used_s = 0.0  # monotonic seconds of the last use
         self._maker, self._start = maker, start
         self._run: GenerationRun | None = None
         self._former: tuple[str, str] = ("", "")  # prefix and text of the last suggestion with a text

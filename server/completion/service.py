@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -59,15 +58,15 @@ class OutcomeLog:
         return True
 
 
-SESSIONS, IDLE_S, SESSION_CHARACTERS = 256, 1800.0, 1 << 25  # most sessions, idle seconds, characters of documents
+SESSIONS, SESSION_CHARACTERS = 256, 1 << 25  # most sessions, and characters of their documents
 
 
 class SessionTable:
-    """Editor sessions, bounded by number, by the size of their documents, and by idle time; the least recently used are
-    evicted. An evicted session still serves the stream that holds it. owner: as in `OutcomeLog`."""
+    """Editor sessions, bounded by number and by the size of their documents; the least recently used are evicted. An
+    evicted session still serves the stream that holds it. owner: as in `OutcomeLog`."""
 
-    def __init__(self, make: Callable[[str], EditorSession], clock: Callable[[], float] = time.monotonic) -> None:
-        self._make, self._clock = make, clock
+    def __init__(self, make: Callable[[str], EditorSession]) -> None:
+        self._make = make
         self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
 
     def __len__(self) -> int:
@@ -87,19 +86,13 @@ class SessionTable:
 
     def used(self, owner: str, session: EditorSession) -> None:
         """Mark ``session`` as used, and evict sessions beyond the limits."""
-        key, now = (owner, session.session_id), self._clock()
-        session.used_s = now
+        key = (owner, session.session_id)
         if self._sessions.get(key) is session:
             self._sessions.move_to_end(key)
         total = sum(kept.characters for kept in self._sessions.values())
-        while self._sessions:
-            oldest = next(iter(self._sessions.values()))
-            if len(self._sessions) <= SESSIONS and total <= SESSION_CHARACTERS and now - oldest.used_s <= IDLE_S:
-                break
-            if oldest is session:
-                break
+        while len(self._sessions) > SESSIONS or total > SESSION_CHARACTERS:
+            _, oldest = self._sessions.popitem(last=False)
             total -= oldest.characters
-            self._sessions.popitem(last=False)
 
 
 class CompletionService:

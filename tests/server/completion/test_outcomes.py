@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -49,8 +48,8 @@ def test_remembered_suggestions_are_bounded() -> None:
     assert log.report(ME, "10", Outcome.SHOWN)
 
 
-def table(clock: Callable[[], float] = lambda: 0.0) -> SessionTable:
-    return SessionTable(service_on(ScriptedEngine()).sessions._make, clock)
+def table() -> SessionTable:
+    return SessionTable(service_on(ScriptedEngine()).sessions._make)
 
 
 def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,21 +61,6 @@ def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(sessions) == 3
     first.keep("a", TextDocument("text", 1))
     assert sessions.open(ME, "0").documents == {}  # the session is evicted with its documents
-
-
-def test_sessions_are_bounded_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table, "IDLE_S", 10.0)
-    now = [0.0]
-    sessions = table(lambda: now[0])
-    old = sessions.open(ME, "old")
-    kept = sessions.open(ME, "kept")
-    now[0] = 9.0
-    sessions.used(ME, kept)
-    now[0] = 15.0
-    sessions.open(ME, "new")
-    assert len(sessions) == 2
-    sessions.used(ME, old)  # its stream is still open, but a reconnected client finds no documents
-    assert len(sessions) == 2
 
 
 def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
