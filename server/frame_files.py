@@ -60,11 +60,7 @@ class FrameFiles(NumberedFiles):
             payload = data[begin:end]
             if len(payload) != length or _checksum(payload) != checksum:  # torn or altered
                 return
-            try:
-                value = msgpack.unpackb(payload, raw=False, strict_map_key=False)
-            except (ValueError, msgpack.UnpackException):
-                return
-            yield value, end
+            yield msgpack.unpackb(payload, raw=False, strict_map_key=False), end
 
 
 class NumberedWriter:
