@@ -82,7 +82,7 @@ class Serving:
         self._http: HttpServer | None = None
         if port is not None:
             server = ServerContext(self.models, self._probe_state, max_message_bytes)
-            tls = self.models.first.access.ssl_context()
+            tls = self.models.first.access.tls
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, bodies)
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -93,26 +92,6 @@ class TlsFiles:
                     f"server.tls_client_ca: {self._client_ca} contains no PEM certificates ({error})"
                 ) from None
         return context
-
-
-class ReloadingContext(ssl.SSLContext):
-    """A context for a server in this process (uvicorn, asyncio): passes each connection to that of the current files.
-
-    OpenSSL keeps sessions, and the keys of session tickets, in the context that a connection starts with. A resumed
-    session skips the check of the client's certificate, so it must not outlive the files that it was checked against.
-    """
-
-    def __new__(cls, files: TlsFiles) -> ReloadingContext:
-        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-
-    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        return self._files.current().context.wrap_bio(*args, **options)
-
-    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        return self._files.current().context.wrap_socket(*args, **options)
 
 
 def _bytes(path: Path, field: str) -> bytes:
@@ -217,9 +196,9 @@ class Access:
         self.open_metrics = config.open_metrics
         self.browsers = BrowserRules(config)
         self._keys = None if config.keys_file is None else KeyRing(config.keys_file, file_errors=file_errors)
-        self._tls: TlsFiles | None = None
+        self.tls: TlsFiles | None = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
+            self.tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
     async def caller(self, headers: Mapping[str, str]) -> Principal:
         """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
@@ -242,15 +221,11 @@ class Access:
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """Open ``address`` on ``server``, with TLS if configured. Returns the port, 0 if it cannot be opened."""
         try:
-            if self._tls is None:
+            if self.tls is None:
                 return server.add_insecure_port(address)
-            return server.add_secure_port(address, grpc_credentials(self._tls))
+            return server.add_secure_port(address, grpc_credentials(self.tls))
         except RuntimeError:
             return 0
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """The context for servers on Python's own sockets, which follows changes of the files; None without TLS."""
-        return None if self._tls is None else ReloadingContext(self._tls)
 
 
 # Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.

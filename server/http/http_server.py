@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Collection
@@ -19,6 +18,7 @@ from h11._receivebuffer import ReceiveBuffer
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.auth.access import TlsFiles
 from server.body_budget import BodyBudget, connection_limit
 from specdec.errors import ConfigError
 
@@ -167,18 +167,23 @@ class TlsConnection(SSLProtocol):
     """TLS under an `HttpProtocol`, as asyncio sets it up, but connections count from before their handshake on.
 
     Beyond the limit, the oldest that has not finished its handshake is closed in favour of the new one.
+
+    Each connection starts with the context of the current files. OpenSSL keeps sessions, and the keys of session
+    tickets, in that context. A resumed session skips the check of the client's certificate, so it must not outlive the
+    files that it was checked against.
     """
 
     def __init__(
         self,
         make: Callable[..., HttpProtocol],
-        tls: ssl.SSLContext,
+        tls: TlsFiles,
         opened: dict[TlsConnection, Any],
         **options: Any,
     ) -> None:
         self._http = make(**options)
         loop, waiter = asyncio.get_running_loop(), cast(Any, None)  # which asyncio allows
-        super().__init__(loop, self._http, tls, waiter, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
+        context = tls.current().context
+        super().__init__(loop, self._http, context, waiter, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
         self._opened = opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -210,7 +215,7 @@ class HttpServer:
         app: ASGIApp,
         host: str,
         port: int,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsFiles | None = None,
         budget: BodyBudget | None = None,
     ) -> None:
         self._host, self._port = host, port

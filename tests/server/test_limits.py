@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server import body_budget, serving
-from server.auth.access import ReloadingContext, TlsFiles
+from server.auth.access import TlsFiles
 from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
@@ -384,7 +384,7 @@ async def test_a_connection_that_waits_for_a_call_or_a_body_is_evicted(monkeypat
 async def test_connections_without_a_tls_handshake_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "connection_limit", lambda: 3)
     files = Certificates(tmp_path)
-    tls = ReloadingContext(TlsFiles(files.cert, files.key, None, FileWatch([files.cert], every_s=0)))
+    tls = TlsFiles(files.cert, files.key, None, FileWatch([files.cert], every_s=0))
     server = HttpServer(echo, "127.0.0.1", 0, tls)
     port = await server.start()
     async with asyncio.timeout(60), httpx.AsyncClient(verify=files.client_context()) as http:

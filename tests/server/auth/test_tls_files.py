@@ -1,4 +1,4 @@
-"""TLS for sockets of this process: what a handshake presents and requires, before and after the files change."""
+"""TLS of the HTTP and gRPC ports: what a handshake presents and requires, before and after the files change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from server.auth.access import ReloadingContext, TlsFiles, grpc_credentials
+from server.auth.access import TlsFiles, grpc_credentials
 from server.auth.file_watch import FileWatch
+from server.http.http_server import HttpServer
 from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
 
@@ -23,30 +25,34 @@ def watched(cert: Path, key: Path, ca: Path | None = None) -> TlsFiles:
     return TlsFiles(cert, key, ca, FileWatch([cert, key, *([ca] if ca else [])], every_s=0))
 
 
+ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
+
+
 @asynccontextmanager
 async def listening(files: TlsFiles) -> AsyncIterator[int]:
-    """Run a server that sends hello; yields its port."""
+    """Run an HTTP server that answers hello; yields its port."""
 
-    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello")
-        writer.close()
+    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"hello"})
 
-    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=ReloadingContext(files))
+    server = HttpServer(hello, "127.0.0.1", 0, files)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield await server.start()
     finally:
-        server.close()
+        await server.stop()
 
 
 async def greeting(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
-    """Return what the server sends, or the error of the handshake."""
+    """Return what the server answers, or the error of the handshake."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        writer.write(ASK + b"connection: close\r\n\r\n")
         data = await reader.read()
         writer.close()
     except (ssl.SSLError, ConnectionError) as error:
         return type(error).__name__
-    return data.decode() or "nothing"
+    return data.decode().rpartition("\r\n\r\n")[2] or "nothing"
 
 
 async def test_a_new_certificate_is_used_from_the_next_connection(tmp_path: Path) -> None:
@@ -62,30 +68,16 @@ async def test_a_new_certificate_is_used_from_the_next_connection(tmp_path: Path
 
 async def test_connections_stay_open_while_certificate_and_authority_change(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
-    files = watched(old.cert, old.key, old.ca)
-
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(line)
-        writer.close()
-
     trusts = {"old": old.client_context(shows=True), "new": new.client_context(shows=True)}
-    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=ReloadingContext(files))
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(watched(old.cert, old.key, old.ca)) as port:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=trusts["old"], server_hostname="localhost"
         )
         for _ in range(3):
-            writer.write(b"still here\n")
-            assert await reader.readline() == b"still here\n"
+            writer.write(ASK + b"\r\n")
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
             new.install(old.cert, old.key, old.ca)
-            other, its = await asyncio.open_connection(
-                "127.0.0.1", port, ssl=trusts["new"], server_hostname="localhost"
-            )
-            its.write(b"new\n")
-            assert await other.readline() == b"new\n"
-            its.close()
+            assert await greeting(port, trusts["new"]) == "hello"
         writer.close()
 
 
