@@ -1,24 +1,21 @@
-"""An admitted request of code completion: its events, its text, and the time that its prompt took."""
+"""An admitted request of code completion: its events, and the time that its prompt took."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from server.request_stream import RequestStream
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Started
 
 
 class CompletionRun:
-    """A request's events, and the text and end of sample 0. Whoever starts it closes it."""
+    """A request's events, and the time of its prompt. Whoever starts it closes it."""
 
     def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
         """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix
         cache had of it, and the milliseconds from its first step to its first token, infinite if none is asked for."""
-        self.text = ""  # of sample 0, as far as it was read
-        self.has_tokens = False  # of any sample, as far as they were read
-        self.finished: Finished | None = None  # of sample 0
         self.source = source
         self._begun_s = time.monotonic()  # submitted; once that is known, its first step
         self._cached_tokens = 0
@@ -29,20 +26,9 @@ class CompletionRun:
         """Stop reading, which ends the request."""
         self.source.close()
 
-    async def read(self) -> AsyncGenerator[RequestEvent]:
-        """The events from the first one on; iterate once.
-
-        Raises:
-            RequestError: the request was refused, or it failed.
-        """
-        async for event in self.source:
-            if isinstance(event, Delta):
-                self.has_tokens = True
-                if event.index == 0:
-                    self.text += event.text
-            elif isinstance(event, Finished) and event.index == 0:
-                self.finished = event
-            yield event
+    def read(self) -> RequestStream:
+        """The events from the first one on; iterating raises a `RequestError` where the request is refused or fails."""
+        return self.source
 
     def _saw(self, event: RequestEvent) -> None:
         if isinstance(event, Started):

@@ -15,7 +15,7 @@ from server.completion.completion_run import CompletionRun
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from specdec.core.text_stops import TextCutter
-from specdec.core.types import Finished, FinishReason, Request, TextRules
+from specdec.core.types import Delta, Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -29,8 +29,10 @@ class GenerationRun:
 
     def __init__(self, gap: Gap, options: CompletionOptions, run: CompletionRun) -> None:
         self.gap, self.options, self._run = gap, options, run
+        self.finished: Finished | None = None  # the engine's
         self.ended = False  # whether the text is complete
         self.error: RequestError | None = None  # that ended it
+        self._text, self._has_tokens = "", False
         self._cut: tuple[int, FinishReason] | None = None
         self._cut_for = 0  # length of what was typed when it was cut
         self._wake = asyncio.Event()
@@ -39,19 +41,14 @@ class GenerationRun:
     @property
     def text(self) -> str:
         """The text that may be suggested."""
-        return self._run.text if self._cut is None else self._run.text[: self._cut[0]]
-
-    @property
-    def finished(self) -> Finished | None:
-        """The engine's Finished, once it has arrived."""
-        return self._run.finished
+        return self._text if self._cut is None else self._text[: self._cut[0]]
 
     @property
     def reason(self) -> FinishReason:
         """Why it ended."""
         if self._cut is not None:
             return self._cut[1]
-        return FinishReason.ABORTED if self._run.finished is None else self._run.finished.reason
+        return FinishReason.ABORTED if self.finished is None else self.finished.reason
 
     def typed_for(self, gap: Gap, options: CompletionOptions) -> str | None:
         """The text typed since, if ``gap`` differs from this one only by that; None if more has changed.
@@ -69,7 +66,7 @@ class GenerationRun:
 
         False during the prefill: a request for the longer prefix finds the computed part in the prefix cache.
         """
-        if typed and not self._run.has_tokens:
+        if typed and not self._has_tokens:
             return False
         if len(typed) < self._cut_for:
             return False  # the user took something back: the rules of a longer text cut it
@@ -106,7 +103,12 @@ class GenerationRun:
 
     async def _read(self) -> None:
         try:
-            async for _ in self._run.read():
+            async for event in self._run.read():
+                if isinstance(event, Delta):
+                    self._text += event.text
+                    self._has_tokens = True
+                elif isinstance(event, Finished):
+                    self.finished = event
                 self._notify()
         except RequestError as error:
             self.error = error
@@ -264,10 +266,10 @@ class EditorSession:
         """
         async for request in self._maker.read_ahead(gap, options, principal):
             check(request)
+            end: Finished | None = None
             with closing(self._start(principal, request, "")) as run:
-                async for _ in run.read():
-                    pass
-            end = run.finished
+                async for event in run.read():
+                    end = event if isinstance(event, Finished) else end
             if end is None or end.reason is not FinishReason.LENGTH:
                 return  # aborted by another call
             if len(request.prompt_ids) - end.usage.cached_tokens > self._maker.time.part() + PAGE_SIZE:

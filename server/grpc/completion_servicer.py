@@ -37,7 +37,7 @@ from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
 from specdec.api.v1 import result_pb2 as result
-from specdec.core.types import Request
+from specdec.core.types import Delta, Request
 from specdec.errors import EngineDeadError, InvalidRequestError, RequestError, ViolationCollector
 
 _WAITING = 64  # messages that wait for a slow reader; beyond, its own are not read
@@ -259,11 +259,12 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         with model.gate.enter():
             principal, service = current_caller(), model.completion
             asked = await _read(request, context, model)
-            answer = DeferredHeaders(context, model.hold_headers)
+            answer, has_text = DeferredHeaders(context, model.hold_headers), False
             with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
                 async for event in run.read():
+                    has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
-            if run.text:
+            if has_text:
                 service.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
     @guarded

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 import specdec
+from server.auth.access import METRICS_PATH
 from server.auth.principal import check_admin
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
 from server.experiment.live.conclusions import NoResultError
@@ -65,9 +66,6 @@ PROBES = (
     Endpoint("GET", "/version", version, PROBE_ERRORS, "The release"),
     Endpoint("GET", "/trace", trace, PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT,)),
 )
-
-
-METRICS_PATH = "/metrics"
 
 
 async def metrics(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""A run of code completion: its text, and the time of its prompt, which is learned for the caller's own scope."""
+"""A run of code completion: its events, and the time of its prompt, which is learned for the caller's own scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.completion.service import CompletionService
 from server.errors import SlowReaderError
 from server.request_stream import UnreadEvents
 from specdec.config import ServerConfig
-from specdec.core.types import FinishReason, Request
+from specdec.core.types import Finished, FinishReason, Request, Started
 from tests.server.admission.stub_engine import StubClient, delta, principal, started
 from tests.server.completion.scripted_engine import ScriptedEngine
 
@@ -57,9 +57,10 @@ async def test_a_request_without_a_token_has_no_time(
     engine.last.start()
     engine.last.finish(reason)
     assert observed.seen == ([(CALLER.scoped(""), 0, math.inf)] if learned else [])
-    _ = [event async for event in run.read()]
-    assert run.finished is not None
-    assert (run.text, run.has_tokens, run.finished.reason) == ("", False, reason)
+    first, last = [event async for event in run.read()]
+    assert isinstance(first, Started)
+    assert isinstance(last, Finished)
+    assert last.reason is reason
 
 
 async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(monkeypatch: pytest.MonkeyPatch) -> None:
