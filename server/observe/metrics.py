@@ -91,7 +91,6 @@ class ServerMetrics(TelemetryListener):
         self.ttft.add(ttft_s)
 
     def tokens(self, count: int, gap_s: float | None = None) -> None:
-        """A sample got ``count`` tokens, ``gap_s`` after the previous ones; None: its first."""
         self.output_tokens += count
         self.chunk_tokens.add(count)
         if gap_s is not None:

@@ -8,13 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import MAX_ENGINES_STOPPED, RequestError
-
-if TYPE_CHECKING:
-    from server.observe.metrics import ServerMetrics
 
 
 @dataclass(slots=True)
@@ -30,6 +27,22 @@ class SampleRecord:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
 
+class RequestMetrics(Protocol):
+    """Counters of events of a running request."""
+
+    def prompt(self, event: Started) -> None:
+        """The request was scheduled."""
+
+    def first_tokens(self, ttft_s: float) -> None:
+        """The first tokens arrived."""
+
+    def tokens(self, count: int, gap_s: float | None = None) -> None:
+        """A sample's next ``count`` tokens arrived, ``gap_s`` after the previous ones; None: its first."""
+
+    def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
+        """A sample ended."""
+
+
 class RequestRecord:
     """The history of one request, fed by its stream whether or not it is read. Times are monotonic seconds. keeps_text:
     keep the output's text. model: the model that answers, on a server of several."""
@@ -38,7 +51,7 @@ class RequestRecord:
         self,
         request: Request,
         call: CallRecord | None,
-        metrics: ServerMetrics,
+        metrics: RequestMetrics,
         on_end: Callable[[RequestRecord], None],
         *,
         keeps_text: bool = False,
