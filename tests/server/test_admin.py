@@ -184,6 +184,17 @@ async def test_a_restarted_engine_has_the_new_draft(tmp_path: Path) -> None:
         assert await draft_of(stubs) is None
 
 
+async def test_a_swap_whose_caller_leaves_is_completed(tmp_path: Path) -> None:
+    async with administered(tmp_path, "old") as (server, stubs):
+        swapping = asyncio.create_task(server.client.swap_draft("slow"))
+        await asyncio.sleep(0.1)
+        swapping.cancel()
+        async with asyncio.timeout(10):
+            while server.client.draft_setting != ("slow", None):
+                await asyncio.sleep(0.01)
+        assert await draft_of(stubs) == "slow"
+
+
 async def test_a_draft_that_is_gone_does_not_keep_the_engine_from_a_restart(tmp_path: Path) -> None:
     async with administered(tmp_path, "old") as (server, stubs):
         await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft="gone"))
