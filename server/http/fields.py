@@ -135,6 +135,16 @@ TEMPLATE_VARIABLES = Field(
     "chat_template_kwargs",
     {**OBJECT, "description": "Variables of the model's chat template, such as `enable_thinking` of Qwen3."},
 )
+EFFORT = text_field("reasoning_effort", "A variable of the chat template; `none` sets `enable_thinking: false` too.")
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """The variables of the chat template that an `EFFORT` sets."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
 MODEL = text_field("model", "None, or the one served.")
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")

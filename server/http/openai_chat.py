@@ -9,7 +9,7 @@ from typing import Any
 from server.http.answer_parser import CallArguments, CallBegin, Part, Thought, ToolCall
 from server.http.answering import Sample, Totals, answer
 from server.http.call import EVENT_STREAM, Call
-from server.http.fields import CONVERSATION, THOUGHTS, read_conversation
+from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
 from server.http.openai_format import (
     SHARED,
     Chunks,
@@ -42,6 +42,7 @@ CHAT_FIELDS: Table = (
     *SHARED,
     *param_fields(OutputParams, "logprobs"),
     *CONVERSATION,
+    EFFORT,
     *THOUGHTS,
     param_field(StoppingParams, "max_tokens"),
     param_field(StoppingParams, "max_tokens", "max_completion_tokens"),
@@ -68,7 +69,8 @@ async def parse_chat(call: Call) -> ChatRequest:
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
-    ids = await read_conversation(body, fields.own, call.model, tools)
+    variables = effort_variables(fields.own.get("reasoning_effort"))
+    ids = await read_conversation(body, fields.own, call.model, tools, variables=variables)
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
@@ -19,7 +19,17 @@ from server.http.conversation import (
     read_text,
 )
 from server.http.errors import Refusal
-from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING, STREAM, TEMPLATE_VARIABLES, encode_messages
+from server.http.fields import (
+    COMMON,
+    EFFORT,
+    MODEL,
+    SAMPLING,
+    STOPPING,
+    STREAM,
+    TEMPLATE_VARIABLES,
+    effort_variables,
+    encode_messages,
+)
 from server.http.openai_format import OPENAI_ERRORS, TOO_LONG, extras, logprob_entries, set_logprobs
 from server.http.tool_use import PARALLEL, AnswerForm, FlatTools, answer_form, read_tools
 from server.json_body import Body, RequestFields
@@ -75,6 +85,7 @@ RESPONSES_FIELDS: Table = (
     text_field("instructions"),
     param_field(StoppingParams, "max_tokens", "max_output_tokens"),
     object_field("text", (FORMAT,)),
+    object_field("reasoning", (replace(EFFORT, name="effort"),)),
     Field("tools", listed(_TOOL)),
     Field("tool_choice", either({"enum": ["auto", "none", "required"]}, _CHOICE, _ALLOWED)),
     TEMPLATE_VARIABLES,
@@ -122,7 +133,8 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     tools = read_tools(body, tokenizer, _TOOLS)
     conversation = _read_input(body, fields)
     if not body.violations.found:
-        ids = await encode_messages(body, call.model, conversation.messages, tools)
+        variables = effort_variables(fields.own.get("effort"))
+        ids = await encode_messages(body, call.model, conversation.messages, tools, variables=variables)
     wanted = LOGPROBS in fields.own["include"]
     set_logprobs(body, fields, wanted, f'"{LOGPROBS}" in include')
     if wanted and tools is not None:
@@ -187,6 +199,7 @@ def _echo(body: Body, fields: RequestFields) -> dict[str, Any]:
         "instructions": fields.own.get("instructions"),
         "metadata": body.value("metadata") if body.object("metadata") else {},
         "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
+        "reasoning": {"effort": fields.own.get("effort"), "summary": None},
         "text": body.value("text") or {"format": {"type": "text"}},
         "tool_choice": body.value("tool_choice") or "auto",
         "tools": body.raw("tools") or [],
@@ -223,7 +236,6 @@ def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
         "model": call.model.name,
         "output": [],
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
         "store": False,
         "temperature": request.sampling.temperature,
         "top_logprobs": request.output.logprobs or 0,

@@ -108,6 +108,15 @@ def test_tools_are_rendered_unless_tool_choice_is_none() -> None:
     assert not asked(parse_chat, {"messages": HI, "tools": []}).form.tools
 
 
+def test_an_effort_is_a_variable_of_the_template() -> None:
+    for effort, variables in (
+        ("low", "reasoning_effort='low';"),
+        ("none", "reasoning_effort='none';enable_thinking=False;"),
+    ):
+        prompt = asked(parse_chat, {"messages": HI, "reasoning_effort": effort}).request.prompt_ids
+        assert bytes(prompt) == f"{variables}user:hi;".encode()
+
+
 BAD = [
     ("messages", {"messages": None}), ("messages", {"messages": []}), ("messages", {"messages": 5}),
     ("messages", {"messages": ["hi"]}), ("messages[0].role", {"messages": [{"content": "x"}]}),

@@ -46,4 +46,4 @@ def test_codex(server: Server) -> None:
     assert item["content"][0]["text"] == "[exec_command]system:You are\n<s>;user:<e>\nhi;"
     last = events[-1]["response"]
     assert last["usage"]["total_tokens"] > 0
-    assert [note["param"] for note in last["warnings"]] == ["reasoning", "tools[1]", "tools[2]"]
+    assert [note["param"] for note in last["warnings"]] == ["tools[1]", "tools[2]"]
