@@ -31,13 +31,6 @@ struct sd_experts_args {
 
 namespace {
 
-// Not std::exp, whose last bit depends on the machine.
-float exponential(float x) {
-  float lanes[16];
-  sd::store16(lanes, sd::exp16(sd::splat(x)));
-  return lanes[0];
-}
-
 // The experts of the highest scores, the lower number first among equals, and their part of the softmax.
 void choose(const sd_experts_args& a, int row) {
   const float* scores = a.scores + (int64_t)row * a.experts;
@@ -54,9 +47,10 @@ void choose(const sd_experts_args& a, int row) {
   }
   const float top = scores[expert[0]];
   float total = 0;
-  if (!a.normalise) for (int e = 0; e < a.experts; ++e) total += exponential(scores[e] - top);
+  // exp1, not std::exp, whose last bit depends on the machine.
+  if (!a.normalise) for (int e = 0; e < a.experts; ++e) total += sd::exp1(scores[e] - top);
   for (int i = 0; i < a.chosen; ++i) {
-    share[i] = exponential(scores[expert[i]] - top);
+    share[i] = sd::exp1(scores[expert[i]] - top);
     if (a.normalise) total += share[i];
   }
   for (int i = 0; i < a.chosen; ++i) share[i] /= total;

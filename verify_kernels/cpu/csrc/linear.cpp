@@ -95,18 +95,7 @@ void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const flo
   }
 }
 
-void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
-  if (is_block_format(a.kind)) {
-    quant_tile(a, tile, row, rows, all, sums);
-    finish_tile(a, tile, row, rows, sums);
-    return;
-  }
-  memset(sums, 0, (size_t)rows * TILE * 4);
-  if (a.kind == SD_INT8 && rows >= LEAST_TILED_ROWS && can_tile()) {
-    int8_tiles(a, tile, row, rows, sums);
-    finish_tile(a, tile, row, rows, sums);
-    return;
-  }
+void chunked_tile(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int blocks = (rows + MAX_MR - 1) / MAX_MR;
   for (int c = 0; c < chunks; ++c) {
@@ -115,6 +104,13 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all,
       chunk_dispatch(a, tile, c, row + begin, end - begin, b, blocks, sums + begin * TILE);
     }
   }
+}
+
+void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
+  memset(sums, 0, (size_t)rows * TILE * 4);
+  if (is_block_format(a.kind)) quant_tile(a, tile, row, rows, all, sums);
+  else if (a.kind == SD_INT8 && rows >= LEAST_TILED_ROWS && can_tile()) int8_tiles(a, tile, row, rows, sums);
+  else chunked_tile(a, tile, row, rows, sums);
   finish_tile(a, tile, row, rows, sums);
 }
 

@@ -193,7 +193,6 @@ void embed_row(const uint8_t* w, int n, int k, int k_pad, float scale, float* ou
 }  // namespace
 
 void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
-  memset(sums, 0, (size_t)rows * TILE * 4);
   if (rows <= DIRECT_ROWS) return direct_tile(a, tile, row, rows, all, sums);
   with_format(a.kind, [&]<class F>(F) { tile_rows<F>(a, tile, row, rows, all, sums); });
 }
