@@ -401,7 +401,6 @@ def compile_cases() -> list[CompileCase]:
         kernel=scan_paths_kernel,
         signature=dict.fromkeys(pointers, "*i32") | dict.fromkeys((*numbers, "max_path"), "i32"),
         constexprs={"ROWS": SCAN_ROWS},
-        divisible=(*lists, "has_child_ptr", "path_ptr"),
         options=OPTIONS,
     )
     emitted = (*step, "depth_ptr", *lists, "work_list", "header")
@@ -412,7 +411,6 @@ def compile_cases() -> list[CompileCase]:
             kernel=emit_work_kernel,
             signature=dict.fromkeys(emitted, "*i32") | dict.fromkeys((*numbers, *more), "i32"),
             constexprs={"ENTRIES": entries, "LANES": EMIT_LANES},
-            divisible=(*lists, "work_list", "header"),
             options=OPTIONS,
         )
         for entries in ENTRY_BLOCKS

@@ -51,7 +51,7 @@ def compile_cases() -> list[CompileCase]:
                 "scale": "fp32",
             },
             constexprs={"BLOCK": BLOCK},
-            divisible=("table", "out", "width"),
+            divisible=("width",),
             options=OPTIONS,
         )
         for rows in ("bf16", "fp16")

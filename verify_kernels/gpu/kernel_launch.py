@@ -134,7 +134,7 @@ class CompileCase:
     kernel: Any  # triton's JITFunction, which has no public type
     signature: Mapping[str, str]  # triton types by argument ("*bf16", "*i32", "i32", "fp32"), without constexprs
     constexprs: Mapping[str, Any]
-    divisible: tuple[str, ...] = ()  # arguments that are multiples of 16, for which triton emits wide loads
+    divisible: tuple[str, ...] = ()  # integers that are multiples of 16, for which triton emits wide loads
     options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages and other compile options
     targets: tuple[str, ...] = ()  # substrings of the targets that it is meant for; empty: all
     resident: int = 1  # blocks of threads that are meant to share a multiprocessor

@@ -225,13 +225,12 @@ def _write_case(head_dim: int, rows: str, pool: str, norms: bool) -> CompileCase
     shape = {"HEAD_DIM": head_dim, "HEADS": tile_heads, "HALF_BLOCK": half_block}
     names = ("q_norm", "k_norm")
     signature |= dict.fromkeys(names, f"*{rows}") if norms else {}
-    aligned = ("qkv", "q_out", "k_pool", "v_pool", "cos", "sin", "q_stride")
     return CompileCase(
         name=f"write_kv {head_dim} {rows} {pool}{' norms' if norms else ''}",
         kernel=write_kv_kernel,
         signature=signature,
         constexprs=shape if norms else {**shape, **dict.fromkeys(names)},
-        divisible=(*aligned, *names) if norms else aligned,
+        divisible=("q_stride",),
         options=WRITE_OPTIONS,
     )
 
@@ -243,7 +242,6 @@ def _move_case(words: int) -> CompileCase:
         kernel=move_kv_kernel,
         signature=dict.fromkeys(tensors, "*i32") | dict.fromkeys(("max_moves", "n_kv", "n_pages"), "i32"),
         constexprs=_move_tile(words),
-        divisible=("k_pool", "v_pool"),
         options=MOVE_OPTIONS,
     )
 

@@ -243,7 +243,7 @@ def linear_case(
         kernel=kernel,
         signature=signature,
         constexprs={**launch.constants(), **constants},
-        divisible=tuple(arg for arg in signature if arg != "rows" and (aligned or arg != "k")),
+        divisible=("n", "k") if aligned else ("n",),
         options=launch.options(FAMILIES[family][0]),
         targets=FAMILIES[family],
     )

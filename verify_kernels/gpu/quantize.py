@@ -149,7 +149,7 @@ def _case(kind: str, prologue: Prologue, block: int, whole: bool) -> CompileCase
         kernel=quantize_rows_kernel,
         signature=signature,
         constexprs=constants if prologue == "rms" else {**constants, "norm": None},
-        divisible=tuple(name for name in signature if name != "eps"),
+        divisible=("k",),
         options=_options(block),
     )
 

@@ -64,7 +64,6 @@ _TYPES = {
     "saved": "*fp32", "repetition": "*fp32", "inverse_repetition": "*fp64", "presence": "*fp32", "frequency": "*fp32",
 }  # fmt: skip
 _NUMBERS = ("row_stride", "vocab", "width", "splits", "blocks")
-_ALIGNED = ("logits", "maxima", "places", "spare")
 
 
 def _scans() -> Iterator[CompileCase]:
@@ -144,18 +143,9 @@ def _case(
         kernel=kernel,
         signature=signature,
         constexprs={key: value for key, value in constexprs.items() if key in names},
-        divisible=_divisible(kernel, signature, even),
+        divisible=("row_stride", "vocab") if even and kernel in (scan_kernel, maxima_kernel) else (),
         options=options,
     )
-
-
-def _divisible(kernel: Any, signature: dict[str, str], even: bool) -> tuple[str, ...]:
-    """Of the arguments that triton looks at: tensors are aligned, and rows where the vocabulary is even."""
-    if kernel in (apply_edits_kernel, undo_edits_kernel):
-        return ()
-    looked_at = _ALIGNED if kernel is not choose_kernel else ("places", "spare")
-    numbers = ("row_stride", "vocab") if even and kernel in (scan_kernel, maxima_kernel) else ()
-    return tuple(name for name in signature if name in (*looked_at, *numbers))
 
 
 def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None:

@@ -443,7 +443,7 @@ def _attention_case(
         kernel=tree_attention_kernel,
         signature=signature,
         constexprs={**shape, "WINDOWED": windowed, **_tile_constants(tile)},
-        divisible=("q_ptr", "k_ptr", "v_ptr", "partials", "peaks", "path", "work_list", "header", "q_stride"),
+        divisible=("q_stride",),
         options=_tile_options(tile),
         targets=(chip,),
         resident=tile.resident,
@@ -460,7 +460,6 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str) -> CompileCase:
         kernel=tree_attention_combine_kernel,
         signature=signature,
         constexprs={**shape, "BLOCKS": COMBINE_BLOCKS, "FOLD_SEGS": fold_segs},
-        divisible=("partials", "peaks", "out", "header"),
         options=COMBINE_OPTIONS,
         targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )

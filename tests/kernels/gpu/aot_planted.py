@@ -69,7 +69,7 @@ class _Bomb:
 
 
 _SCALE = CompileCase(
-    "scale", scale_kernel, {"x": "*bf16", "out": "*bf16", "n": "i32"}, {"FACTOR": 2.0}, ("x", "out"), {"num_warps": 4}
+    "scale", scale_kernel, {"x": "*bf16", "out": "*bf16", "n": "i32"}, {"FACTOR": 2.0}, options={"num_warps": 4}
 )
 _FEW_REGISTERS = {"num_warps": 1, "maxnreg": 32, "waves_per_eu": 6}  # NVIDIA takes the second, AMD the third
 _MATMUL_TYPES = {"a": "*bf16", "b": "*bf16", "out": "*fp32", "K": "i32"}
@@ -83,9 +83,9 @@ def compile_cases() -> list[CompileCase]:
         _SCALE,
         replace(_SCALE, name="fp8", signature={**_SCALE.signature, "x": "*fp8e4nv"}),
         replace(_SCALE, name="fp8_constant", constexprs={"FACTOR": tl.float8e4nv}, targets=("gfx",)),
-        CompileCase("spills", hoard_kernel, hoard, {"SIZE": 1 << 13}, ("x", "out"), _FEW_REGISTERS),
-        CompileCase("shared", matmul_kernel, _MATMUL_TYPES, tile, ("a", "b", "K"), {"num_stages": 5}, ("sm_",)),
-        CompileCase("hasty", hasty_kernel, hoard, {}, ("x", "out")),
+        CompileCase("spills", hoard_kernel, hoard, {"SIZE": 1 << 13}, options=_FEW_REGISTERS),
+        CompileCase("shared", matmul_kernel, _MATMUL_TYPES, tile, ("K",), {"num_stages": 5}, ("sm_",)),
+        CompileCase("hasty", hasty_kernel, hoard, {}),
         CompileCase("does_not_compile", mistyped_kernel, hoard, {"SIZE": 64}),
         CompileCase("not_lowered", unlowered_kernel, {"x": "*fp8e4nv", "out": "*fp8e4nv"}, {}, targets=("sm_90",)),
         replace(_SCALE, name="missing", signature={"x": "*bf16", "n": "i32"}),

@@ -204,7 +204,7 @@ def covering(cases: Mapping[Job, CompileCase], ways: int) -> list[Job]:
 
 
 def kernel_source(case: CompileCase) -> ASTSource:
-    """``case``'s kernel with its types, constants and divisibilities.
+    """``case``'s kernel with its types, constants and alignments.
 
     Raises:
         ValueError: the case does not fit its kernel; the message names the arguments or options.
@@ -218,10 +218,12 @@ def kernel_source(case: CompileCase) -> ASTSource:
     declared = {p.name for p in kernel.params if p.is_constexpr}
     _refuse("constexpr arguments stand in the signature", declared & set(case.signature), ())
     _refuse("arguments stand in the signature and in constexprs", set(case.signature) & set(constexprs), ())
-    numbers = [name for name, kind in case.signature.items() if kind[0] in "*iu"]
-    _refuse("divisible names no pointer or integer", case.divisible, numbers)
+    _refuse("divisible names no integer", case.divisible, [n for n, kind in case.signature.items() if kind[0] in "iu"])
     types = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
+    # Tensors lie at multiples of 16 bytes, see `verify_kernels.gpu.kernel_launch`, or the kernel does not look.
+    looked_at = [p.name for p in kernel.params if types[p.name][0] == "*" and not p.do_not_specialize]
+    aligned = sorted(kernel.arg_names.index(name) for name in (*looked_at, *case.divisible))
+    attrs = {(index,): [["tt.divisibility", 16]] for index in aligned}
     return ASTSource(kernel, types, constexprs, attrs)
 
 
