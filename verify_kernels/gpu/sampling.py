@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -66,42 +67,36 @@ _TYPES = {
 _NUMBERS = ("row_stride", "vocab", "width", "splits", "blocks")
 
 
-def _scans() -> Iterator[CompileCase]:
-    for groups, group in dict.fromkeys(size[:2] for size in SamplingPlan.SIZES):
-        tile = {"GROUPS": groups, "GROUP": group}
-        for even in (True, False):
-            for variant, table, masks in _forms():
-                absent = _absent(variant, table, masks)
-                name = _name(variant, table, masks, f"{groups * group}{'' if even else ' odd'}")
-                constants = _flags(variant) | {"MASK": masks} | tile | absent
-                yield _case(f"scan {name}", scan_kernel, constants, SCAN, even)
-                if variant.needs_peak:
-                    yield _case(f"maxima {name}", maxima_kernel, constants, MAXIMA, even)
+def compile_cases() -> list[CompileCase]:
+    """Cases of all kernels; rows of a vocabulary that is a multiple of 16 are read 16 bytes at a time.
 
-
-def _row_kernels() -> Iterator[CompileCase]:
-    for size in SamplingPlan.SIZES:
+    Plans that differ in what a kernel does not read give equal cases.
+    """
+    block = {"BLOCK": EDIT_BLOCK}
+    cases = [
+        _case("apply_edits", apply_edits_kernel, block, EDIT),
+        _case("undo_edits", undo_edits_kernel, block, EDIT),
+    ]
+    for size, (variant, table, masks) in product(SamplingPlan.SIZES, _forms()):
         plan = SamplingPlan(1, *size)
-        lists = {"TOKENS": plan.tokens, "SPLITS": plan.segments}
-        for variant, table, masks in _forms():
-            if masks:
-                continue
-            absent, flags = _absent(variant, table, True), _flags(variant)
-            name = _name(variant, table, False, f"{plan.tokens} x {plan.segments}")
+        form = f"{variant.name}{'' if table else ' without table'}{' masked' if masks else ''}"
+        name = f"{form} {plan.tokens} x {plan.segments}"
+        constants = {
+            "NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide, "MASK": masks,
+            "GROUPS": plan.groups, "GROUP": plan.group, "BLOCKS": plan.segments * plan.groups,
+            "TOKENS": plan.tokens, "SPLITS": plan.segments, **_absent(variant, table, masks),
+        }  # fmt: skip
+        long, short = {"COLUMNS": plan.columns(False)}, {"COLUMNS": plan.columns(True)}
+        short |= {} if variant.wide else dict.fromkeys(("peak", "weights"))
+        for kind, even in (("", ("row_stride", "vocab")), (" odd", ())):
+            cases.append(_case(f"scan {name}{kind}", scan_kernel, constants, SCAN, even))
             if variant.needs_peak:
-                blocks = {"GROUP": plan.group, "BLOCKS": plan.segments * plan.groups}
-                yield _case(f"bounds {name}", bounds_kernel, flags | blocks | absent, BOUNDS)
-                sizes = lists | {"COLUMNS": plan.columns(False)}
-                yield _case(f"shorten {name}", shorten_kernel, flags | sizes | absent, SHORTEN)
-            absent |= dict.fromkeys(() if variant.wide else ("peak", "weights", "values"))
-            absent |= dict.fromkeys(() if variant == LOGPROBS else ("tokens", "chosen"))
-            sizes = lists | {"COLUMNS": plan.columns(True)}
-            yield _case(f"choose {name}", choose_kernel, flags | sizes | absent, CHOOSE)
-
-
-def _edits() -> Iterator[CompileCase]:
-    for kernel in (apply_edits_kernel, undo_edits_kernel):
-        yield _case(kernel.__name__.removesuffix("_kernel"), kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
+                cases.append(_case(f"maxima {name}{kind}", maxima_kernel, constants, MAXIMA, even))
+        if variant.needs_peak:
+            cases.append(_case(f"bounds {name}", bounds_kernel, constants, BOUNDS))
+            cases.append(_case(f"shorten {name}", shorten_kernel, constants | long, SHORTEN))
+        cases.append(_case(f"choose {name}", choose_kernel, constants | short, CHOOSE))
+    return cases
 
 
 def _forms() -> Iterator[tuple[SamplingVariant, bool, bool]]:
@@ -114,10 +109,6 @@ def _forms() -> Iterator[tuple[SamplingVariant, bool, bool]]:
             yield variant, True, True
 
 
-def _flags(variant: SamplingVariant) -> dict[str, Any]:
-    return {"NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide}
-
-
 def _absent(variant: SamplingVariant, table: bool, masks: bool) -> dict[str, Any]:
     """Arguments that are None in a form."""
     names = [] if table else ["temperature"]
@@ -125,25 +116,26 @@ def _absent(variant: SamplingVariant, table: bool, masks: bool) -> dict[str, Any
     names += [] if variant.filters else [*_FILTERS, "bound", "spare"]
     names += [] if masks else _MASKS
     names += [] if variant.needs_peak else ["peak", "weights"]
+    names += [] if variant.wide else ["values"]
+    names += [] if variant == LOGPROBS else ["tokens", "chosen"]
     return dict.fromkeys(names)
 
 
-def _name(variant: SamplingVariant, table: bool, masks: bool, size: str) -> str:
-    return f"{variant.name}{'' if table else ' without table'}{' masked' if masks else ''} {size}"
-
-
 def _case(
-    name: str, kernel: Any, constexprs: dict[str, Any], options: dict[str, Any], even: bool = True
+    name: str,
+    kernel: Any,
+    constants: dict[str, Any],
+    options: dict[str, Any],
+    divisible: tuple[str, ...] = (),
 ) -> CompileCase:
-    names = kernel.arg_names
+    """The case of a kernel with those of ``constants`` that it has."""
     types = _TYPES | dict.fromkeys(_NUMBERS, "i32")
-    signature = {key: types[key] for key in names if key in types and key not in constexprs}
     return CompileCase(
         name=f"sampling {name}",
         kernel=kernel,
-        signature=signature,
-        constexprs={key: value for key, value in constexprs.items() if key in names},
-        divisible=("row_stride", "vocab") if even and kernel in (scan_kernel, maxima_kernel) else (),
+        signature={key: types[key] for key in kernel.arg_names if key in types and key not in constants},
+        constexprs={key: value for key, value in constants.items() if key in kernel.arg_names},
+        divisible=divisible,
         options=options,
     )
 
@@ -196,11 +188,6 @@ def logprobs(
     -1 beyond the last; values: float64 [rows, top]. Five launches. logits and workspace: as in `greedy`.
     """
     _run(LOGPROBS, logits, None, False, workspace, ids.shape[1], ids, values, tokens, chosen)
-
-
-def compile_cases() -> list[CompileCase]:
-    """Cases of all kernels; rows of a vocabulary that is a multiple of 16 are read 16 bytes at a time."""
-    return [*_scans(), *_row_kernels(), *_edits()]
 
 
 def _with_edits(
