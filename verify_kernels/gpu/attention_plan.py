@@ -355,12 +355,9 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
 
     Rows of an entry are a chain, then a tree above it. A tree's paths leave the chain for at most
     ``workspace.max_branch`` nodes: longer ones are computed wrongly, as values on the device cannot be refused, but
-    nothing is read out of bounds.
-
-    Raises:
-        ValueError: the workspace is too small.
+    nothing is read out of bounds. Rows and entries, at least one each, are as many as the workspace takes or fewer.
     """
-    rows, entries = check_step(step, workspace)
+    (entries,), (rows,) = step.entry_ctx.shape, step.depth.shape
     tile = workspace.tile(rows, entries)
     nodes = tile.block_m // workspace.group
     ws, options = workspace, launch_options(OPTIONS, workspace.chip)
@@ -374,20 +371,6 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
         ws.coarse_from(rows, entries), ws.work.shape[0], ws.slots,
         ENTRIES=_entry_block(entries), LANES=EMIT_LANES, **options,
     )  # fmt: skip
-
-
-def check_step(step: StepRows, workspace: AttentionWorkspace) -> tuple[int, int]:
-    """Check that the workspace holds the step; return its rows and entries.
-
-    Raises:
-        ValueError: the workspace is too small.
-    """
-    (entries,), (rows,) = step.entry_ctx.shape, step.depth.shape
-    if not 1 <= entries <= workspace.max_entries:
-        raise ValueError(f"entry_ctx: {entries} entries; the workspace takes 1 to {workspace.max_entries}")
-    if not 1 <= rows <= workspace.max_rows:
-        raise ValueError(f"depth: {rows} rows; the workspace takes 1 to {workspace.max_rows}")
-    return rows, entries
 
 
 def compile_cases() -> list[CompileCase]:

@@ -196,17 +196,14 @@ def linear_int4(
     x: float16 or bfloat16 [rows, k]; bias: [n]; out, residual: [rows, n], may be the same tensor, but not x; float32,
     float16 or bfloat16 each. A weight with an input order of its own costs one more launch, which orders the rows'
     channels alike.
-
-    Raises:
-        ValueError: the workspace is too small, or was made for weights in order.
     """
     rows = x.shape[0]
     launch = plan_launch(rows, weight.n, weight.k, "int4", weight.group)
-    workspace.check(launch, x.device)
     if rows == 0:
         return
     if weight.perm is not None:
-        x = _ordered(x, weight.perm, workspace)
+        assert workspace.permuted is not None  # made for such weights
+        x = torch.index_select(x, 1, weight.perm, out=workspace.permuted[: x.numel()].view(x.shape))
     chip = chip_of(x.device)
     linear_int4_kernel[launch.grid](
         x, weight.words, weight.quants, out, bias, residual, workspace.partials, workspace.counters,
@@ -239,14 +236,3 @@ def _case(kind: str, scale: tl.dtype, group: int, launch: LinearLaunch, family: 
             "GROUPS": launch.order.block_k // group, "SCALE_TYPE": scale, "EVEN_K": even, "ASM": family != "amd",
         },
     )  # fmt: skip
-
-
-def _ordered(x: Tensor, perm: Tensor, workspace: LinearWorkspace) -> Tensor:
-    scratch = workspace.permuted
-    if scratch is None or scratch.dtype != x.dtype or scratch.numel() < x.numel():
-        raise ValueError(
-            f"workspace: lacks {x.numel()} values of {x.dtype} for rows in the weight's input order; "
-            "make it for_layers() with permuted"
-        )
-    ordered = scratch[: x.numel()].view(x.shape)
-    return torch.index_select(x, 1, perm, out=ordered)

@@ -168,7 +168,7 @@ def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -
 
 @dataclass(frozen=True, slots=True)
 class LinearWorkspace:
-    """Scratch that launches on one stream share."""
+    """Scratch that launches of layers that it was made for share, on one stream."""
 
     partials: Tensor  # float32, partial sums of split-K
     counters: Tensor  # int32, finished splits of each tile; every launch leaves zeros
@@ -198,16 +198,6 @@ class LinearWorkspace:
             torch.zeros(counters, dtype=torch.int32, device=device),
             None if permuted is None else torch.empty(max_rows * width, dtype=permuted, device=device),
         )
-
-    def check(self, launch: LinearLaunch, device: torch.device) -> None:
-        """ValueError unless the workspace is on ``device`` and large enough for ``launch``."""
-        if self.partials.device != device:
-            raise ValueError(f"workspace: is on {self.partials.device}; must be on {device}")
-        if self.partials.numel() < launch.partials or self.counters.numel() < launch.counters:
-            raise ValueError(
-                f"workspace: has {self.partials.numel()} partials and {self.counters.numel()} counters, "
-                f"this layer needs {launch.partials} and {launch.counters}; make it for_layers() with this one"
-            )
 
 
 def launches(kind: LinearKind, group: int = 128) -> list[LinearLaunch]:

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.attention_plan import check_step
 from verify_kernels.gpu.attention_workspace import (
     CONTEXT,
     DIVERGE,
@@ -357,22 +356,14 @@ def tree_attention(
     q: [rows, heads, head_dim]; rows may be apart by a multiple of 16 values, so a view of qkv works. k_pool, v_pool:
     one layer's [pages, kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or
     float8 e4m3 for q of two bytes; products are float16 then. out: [rows, heads, head_dim], q's dtype. workspace: of
-    these heads and types, holds the plan that `attention_plan` made for ``step``. scale: of the scores, above 0.
-    window: a row at position p sees keys at positions > p - window; 0: all.
+    these heads and types, holds the plan that `attention_plan` made for ``step``. scale: of the scores, above 0 and
+    finite. window: a row at position p sees keys at positions > p - window; 0: all.
 
     Every row gets the bits that decoding its path token by token gives it, see
     `verify_kernels.gpu.attention_workspace`. Masks need no ancestor words: rows are grouped by leaf path, on which a
     mask is a comparison of positions, for trees of any size. Padding rows are left alone.
-
-    Raises:
-        ValueError: scale or window is out of range, or the workspace is too small.
     """
-    rows, entries = check_step(step, workspace)
-    pages = step.page_table.shape[1]
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale: {scale}; must be above 0 and finite")
-    if not 0 <= window < 2**30:
-        raise ValueError(f"window: {window}; must be 0 (all keys) up to 2^30")
+    (rows,), (entries, pages) = step.depth.shape, step.page_table.shape
     ws, windowed = workspace, window > 0
     tile = ws.tile(rows, entries, windowed=windowed)
     block = triton.next_power_of_2(ws.head_dim)

@@ -146,12 +146,3 @@ def test_padding_adds_no_work(device: torch.device) -> None:
     padded = step.padded(40, 8, 4, garbage=-9)
     attention_plan(padded, ws)
     assert torch.equal(ws.work[: int(ws.header[0])], before)
-
-
-@pytest.mark.parametrize("name", ["entry_ctx", "depth"])
-@pytest.mark.parametrize("times", [0, 800])
-def test_a_step_that_the_workspace_does_not_hold_is_refused(device: torch.device, name: str, times: int) -> None:
-    step, _ = make_step(3, [(5, 0, 3)], device)
-    step = replace(step, **{name: getattr(step, name).repeat(times)})
-    with pytest.raises(ValueError, match=rf"^{name}: .*; the workspace takes 1 to"):
-        attention_plan(step, make_workspace(1, 4, device))

@@ -107,10 +107,3 @@ def test_stacked_layers_equal_the_layers(device: torch.device) -> None:
     assert torch.equal(unpack_int4(whole), torch.cat([unpack_int4(part) for part in parts]))
     x = torch.randn(3, 128, generator=seeded(9)).to(device, types_of(device)[0])
     assert torch.equal(run(x, whole), torch.cat([run(x, part) for part in parts], dim=1))
-
-
-def test_scratch_of_weights_in_order_is_refused(device: torch.device) -> None:
-    weight, _ = random_int4(64, 128, 64, seeded(1), device, perm=True)
-    x, out = torch.ones(2, 128, device=device).half(), torch.empty(2, 64, device=device)
-    with pytest.raises(ValueError, match=r"workspace: lacks 256 values of torch\.float16"):
-        linear_int4(x, weight, out, workspace=workspace(64, 128, "int4", device, 64))

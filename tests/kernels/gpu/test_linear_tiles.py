@@ -109,15 +109,11 @@ def test_scratch_is_enough_for_any_rows(
     space = LinearWorkspace.for_layers(layers, max_rows, meta, torch.float16)
     rows = max(1, round(share * max_rows))
     for n, k, kind, group in layers:
-        space.check(plan_launch(rows, n, k, kind, group), meta)
+        launch = plan_launch(rows, n, k, kind, group)
+        assert space.partials.numel() >= launch.partials
+        assert space.counters.numel() >= launch.counters
         assert space.permuted is not None
         assert space.permuted.numel() >= rows * k
-
-
-def test_scratch_on_another_device_is_an_error() -> None:
-    space = LinearWorkspace.for_layers([], 1, torch.device("cpu"))
-    with pytest.raises(ValueError, match="workspace: is on cpu"):
-        space.check(plan_launch(1, 8, 8, "bf16"), torch.device("meta"))
 
 
 def test_amd_pins_the_instruction_and_the_depth() -> None:

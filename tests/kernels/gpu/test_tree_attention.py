@@ -143,19 +143,6 @@ def test_invalid_values_on_the_device_cause_no_fault(device: torch.device) -> No
         assert int(ws.header[1]) * 9 <= ws.slots
 
 
-@pytest.mark.parametrize(("name", "value"), [("scale", 0.0), ("scale", float("inf")), ("window", -1)])
-def test_a_scale_or_window_of_no_model_is_named(device: torch.device, name: str, value: float) -> None:
-    geometry = Geometry(2, 1)
-    step = Step.of(random_entries(np.random.default_rng(6), [(3, 0, 2)], PAGES), device)
-    layer = Layer.random(geometry, step.rows, PAGES, 6, device)
-    given = keywords(layer, step) | {name: value}
-    with pytest.raises(ValueError, match=rf"^{name}:"):
-        tree_attention(
-            layer.q, layer.k_pool, layer.v_pool, torch.zeros_like(layer.q), workspace=geometry.workspace(device),
-            **given,
-        )  # fmt: skip
-
-
 def test_compile_cases_cover_every_tile() -> None:
     """Names are unique, and of every chip, head size and KV type there is a case."""
     names = [case.name for case in compile_cases()]
