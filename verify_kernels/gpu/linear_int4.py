@@ -34,6 +34,21 @@ def _offset(levels, like: tl.constexpr):
         return (levels.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
 
 
+# Two 16-bit words to two values of each nibble. BASE: the bits in front of the level, as in `_offset`, twice.
+_UNPACK = """{
+.reg .b32 t;
+lop3.b32 $0, $4, 0x000f000f, BASE, 0xea;
+shr.u32 t, $4, 4;
+lop3.b32 $1, t, 0x000f000f, BASE, 0xea;
+shr.u32 t, $4, 8;
+lop3.b32 $2, t, 0x000f000f, BASE, 0xea;
+shr.u32 t, $4, 12;
+lop3.b32 $3, t, 0x000f000f, BASE, 0xea;
+}"""
+_UNPACK_BF16 = tl.constexpr(_UNPACK.replace("BASE", "0x43004300"))
+_UNPACK_FP16 = tl.constexpr(_UNPACK.replace("BASE", "0x64006400"))
+
+
 @triton.jit
 def _nibbles(words, like: tl.constexpr, ASM: tl.constexpr):
     """The four nibbles of 16-bit words, lowest first, as `_offset` writes them. With ASM two words at a time in seven
@@ -41,40 +56,14 @@ def _nibbles(words, like: tl.constexpr, ASM: tl.constexpr):
     if ASM:
         if like == tl.bfloat16:
             return tl.inline_asm_elementwise(
-                """{
-                .reg .b32 t;
-                lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 t, $4, 4;
-                lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 t, $4, 8;
-                lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 t, $4, 12;
-                lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
-                }""",
-                "=r,=r,=r,=r,r",
-                [words],
-                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-                is_pure=True,
-                pack=2,
-            )
+                _UNPACK_BF16, "=r,=r,=r,=r,r", [words],
+                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            )  # fmt: skip
         else:
             return tl.inline_asm_elementwise(
-                """{
-                .reg .b32 t;
-                lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
-                shr.u32 t, $4, 4;
-                lop3.b32 $1, t, 0x000f000f, 0x64006400, 0xea;
-                shr.u32 t, $4, 8;
-                lop3.b32 $2, t, 0x000f000f, 0x64006400, 0xea;
-                shr.u32 t, $4, 12;
-                lop3.b32 $3, t, 0x000f000f, 0x64006400, 0xea;
-                }""",
-                "=r,=r,=r,=r,r",
-                [words],
-                dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-                is_pure=True,
-                pack=2,
-            )
+                _UNPACK_FP16, "=r,=r,=r,=r,r", [words],
+                dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+            )  # fmt: skip
     else:
         bits = words.to(tl.uint16, bitcast=True)
         return (
