@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -14,17 +15,17 @@ import torch
 from specdec.errors import KernelError
 from verify_kernels.backend import AttentionSpec, Backend, KvTensors, LinearSpec
 from verify_kernels.cpu.library import load_library
-from verify_kernels.cpu.native_backend import NativeBackend, NativePacking, NativeSampling
+from verify_kernels.cpu.native_backend import NativeBackend, NativeSampling, native_round_blocks
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import (
     BlockKind,
-    BlockPacking,
     PackedLinear,
-    PlainPacking,
+    RoundBlocks,
     RoundedKind,
     pack_block_linear,
     pack_linear,
     rotate,
+    round_blocks,
 )
 from verify_kernels.quant_formats import FORMATS, sample_blocks
 from verify_kernels.reference.backend import ReferenceBackend
@@ -41,7 +42,7 @@ class Kernels:
     name: str
     backend: Callable[[], Backend]  # a new one, with its own scratch, for each decoder
     sampling: SamplingKernels
-    packing: BlockPacking  # repacks weights for the backend
+    round_blocks: RoundBlocks  # of a draft model's weights
 
 
 def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path, threads: int) -> Kernels:
@@ -57,13 +58,13 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
                 "native",
                 lambda: NativeBackend(library, threads),
                 NativeSampling(library, threads),
-                NativePacking(library),
+                partial(native_round_blocks, library),
             )
         except KernelError as error:
             if choice == "native":
                 raise
             logger.warning("native kernels are not available, falling back to slow reference ones: %s", error)
-    return Kernels("reference", lambda: ReferenceBackend(threads), ReferenceSampling(), PlainPacking())
+    return Kernels("reference", lambda: ReferenceBackend(threads), ReferenceSampling(), round_blocks)
 
 
 NumericMode = Literal["bitwise", "numerical"]

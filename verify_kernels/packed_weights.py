@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -158,33 +159,15 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
     return PackedLinear(kind, n, k, data, None, packed_bias)
 
 
-class BlockPacking(Protocol):
-    """Repacks rows of whole blocks, uint8 [n, bytes of a row], when a model is first loaded."""
-
-    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """Repack rows to uint8 `packed_shape`."""
-
-    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
-        """Round ``weight`` float32 [n, k], k a multiple of 32, to ``kind``."""
-
-
-class PlainPacking:
-    """`BlockPacking` in numpy and torch: runs without a C++ compiler, and checks the native one."""
-
-    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        return torch.from_numpy(pack_blocks(raw.numpy(), kind))
-
-    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
-        return round_blocks(weight, kind)
-
-
-def pack_block_linear(
-    raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int, packing: BlockPacking | None = None
-) -> PackedLinear:
+def pack_block_linear(raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int) -> PackedLinear:
     """Repack ``raw`` uint8 [n, bytes of a row of k inputs in whole blocks] and ``bias`` [n] or None."""
-    data = (packing or PlainPacking()).pack(raw, kind)
+    data = torch.from_numpy(pack_blocks(raw.numpy(), kind))
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, data.shape[0] * TILE_N - len(bias)))
     return PackedLinear(kind, len(raw), k, data, None, padded)
+
+
+RoundBlocks = Callable[[Tensor, DraftKind], Tensor]
+"""`round_blocks`, or its native twin."""
 
 
 def round_blocks(weight: Tensor, kind: DraftKind) -> Tensor:

@@ -174,9 +174,12 @@ def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
     levels = np.concatenate((stored & 15, stored >> 4), axis=-1)  # of 16 bytes the high halves follow the low ones
     parts: list[NDArray[Any]] = [_words(levels[..., 0, :] | levels[..., 1, :] << 4)]
     if kind.startswith("q5"):
-        bits = np.unpackbits(raw[..., head - 4 : head], axis=-1, bitorder="little")  # one byte per input
-        planes = np.packbits(bits.reshape(*raw.shape[:5], 8, 4), axis=-2, bitorder="little")
-        parts.append(_words(planes.reshape(*raw.shape[:4], -1)))
+        # Bit j of byte i is of input 4 j + i: every fourth bit of a word, moved together.
+        word = np.ascontiguousarray(raw[..., head - 4 : head]).view(np.uint32)
+        planes: NDArray[Any] = word >> np.arange(4, dtype=np.uint32)
+        for mask, distance in ((0x11111111, 3), (0x03030303, 6), (0x000F000F, 12)):
+            planes = (planes & mask) | (planes & mask) >> distance
+        parts.append(_words(planes.astype(np.uint8).reshape(*raw.shape[:4], -1)))
     parts.append(scale)
     if FORMATS[kind].low:
         parts.append(_each(-_halfs(raw[..., 2:4])[..., 0]))  # the file stores the negated value, which is added
@@ -191,8 +194,10 @@ def _u4_parts(raw: Bytes) -> list[NDArray[Any]]:
 
 def _q3_parts(raw: Bytes) -> list[NDArray[Any]]:
     """raw: [tiles, 2, 16, units, 4, 14]."""
-    bits = np.unpackbits(raw[..., 2:], axis=-1, bitorder="little").reshape(*raw.shape[:5], GROUP, 3)
-    first, second, third, fourth = np.moveaxis(np.packbits(bits, axis=-1, bitorder="little")[..., 0], -2, 0)
+    three = np.moveaxis(raw[..., 2:].reshape(*raw.shape[:5], 4, 3), 4, 0).astype(np.uint32)
+    eight = three[..., 0] | three[..., 1] << 8 | three[..., 2] << 16  # levels, one after the other
+    levels = np.stack([(eight >> shift & 7).astype(np.uint8) for shift in range(0, 24, 3)], axis=-1)
+    first, second, third, fourth = levels.reshape(4, *raw.shape[:4], GROUP)
     pairs = (fourth & 1).reshape(*raw.shape[:4], 4, 2, 4)
     ones = (pairs[..., 0, :] << 6 | pairs[..., 1, :] << 7).reshape(*raw.shape[:4], 16)
     low = first | second << 3 | fourth >> 1 << 6

@@ -84,7 +84,7 @@ class HostPlatform:
 
     def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
         self._config, self._backend = config, kernels.backend
-        self._load = partial(load_model, cache_dir=config.cache_dir, packing=kernels.packing)
+        self._load = partial(load_model, cache_dir=config.cache_dir, round_blocks=kernels.round_blocks)
         self.kernels, self.sampling = kernels.name, kernels.sampling
         if config.kv_dtype == "fp8":
             raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")

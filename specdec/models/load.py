@@ -17,7 +17,7 @@ from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import L, ModelWeights, layout_bytes, plan_layout
-from verify_kernels.packed_weights import BlockPacking, HostLinear
+from verify_kernels.packed_weights import HostLinear, RoundBlocks, round_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ def load_model(
     cache_dir: Path,
     progress: Progress | None = None,
     cut: VocabularyCut | None = None,
-    packing: BlockPacking | None = None,
+    round_blocks: RoundBlocks = round_blocks,
     like: Tokenizer | None = None,
 ) -> HostModel:
     """Load the model ``ref``: an HF folder, a .gguf file, a catalogue name or hub id (fetched if missing), or
     "random:SHAPE" (`RANDOM_SHAPES`).
 
-    cut: the tokens that the output table keeps, if the model has that vocabulary. packing: repacks weights in blocks;
-    the default, in Python, takes many times as long as the native one. like: another model's tokenizer, which is
+    cut: the tokens that the output table keeps, if the model has that vocabulary. round_blocks: rounds weights to
+    blocks; the default, in torch, takes ten times as long as the native one. like: another model's tokenizer, which is
     reused if the vocabulary is the same.
 
     Packed weights and converted tokenizers are cached in ``cache_dir``; a damaged cache is rebuilt.
@@ -73,7 +73,7 @@ def load_model(
     else:
         source = checkpoint.open()
         check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
-        config, buffer = source.config, pack_model(source, dtype, progress, packing)
+        config, buffer = source.config, pack_model(source, dtype, progress, round_blocks)
         sums = sums_of(buffer)
         bits = digest_of(buffer.layout, sums)
         if checkpoint.keeps_packed:

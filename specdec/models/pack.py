@@ -46,13 +46,13 @@ from specdec.models.weights import (
 from verify_kernels.packed_weights import (
     TILE_N,
     BlockKind,
-    BlockPacking,
     DraftKind,
     PackedLinear,
-    PlainPacking,
+    RoundBlocks,
     RoundedKind,
     pack_block_linear,
     pack_linear,
+    round_blocks,
 )
 from verify_kernels.quant_formats import FORMATS
 
@@ -73,7 +73,7 @@ SLICE_VALUES = 1 << 20  # values converted at a time: few enough for the cache, 
 
 
 def pack_model(
-    source: TensorSource, dtype: WeightDtype, progress: Progress, packing: BlockPacking | None = None
+    source: TensorSource, dtype: WeightDtype, progress: Progress, round_blocks: RoundBlocks = round_blocks
 ) -> WeightsBuffer:
     """Pack every tensor of ``source`` into a new buffer. Beside the buffer only slices are held in memory.
 
@@ -87,7 +87,7 @@ def pack_model(
         buffer.view(role).copy_(source.vector(role))
     if isinstance(source, CutSource):
         buffer.view("output_ids").copy_(torch.from_numpy(source.output_ids))
-    jobs = _jobs(_Reader(source, packing or PlainPacking()), dtype, buffer)
+    jobs = _jobs(_Reader(source, round_blocks), dtype, buffer)
     label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
     with conversion_pool() as pool:
         futures = {pool.submit(job): size for size, job in jobs}
@@ -137,14 +137,14 @@ class _Reader:
     """Reads rows of a checkpoint's matrices in the form they are packed from."""
 
     source: TensorSource
-    packing: BlockPacking
+    round_blocks: RoundBlocks
 
     def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
         """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
         stored = self.source.stored_blocks(role)
         if stored is not None and stored.kind == kind:
             return self.source.blocks(role, low, high)
-        return self.packing.round(self.rows(role, low, high), cast(DraftKind, kind))
+        return self.round_blocks(self.rows(role, low, high), cast(DraftKind, kind))
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows of ``role``, float32. What is no number is refused: packed to integers, it would be one."""
@@ -160,7 +160,7 @@ class _Reader:
         if piece.kind not in FORMATS:
             return pack_linear(fused_rows(self.rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
         blocks = fused_rows(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
-        return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
+        return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
 
 
 def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:

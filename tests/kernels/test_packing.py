@@ -1,6 +1,8 @@
-"""Weights in blocks on their way from a file to the kernels: the native code against its plain twin."""
+"""Weights in blocks on their way from a file to the kernels, and rows of an embedding."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,44 +10,31 @@ import torch
 
 from tests.kernels.natives import CACHE, native_backend, need_compiler
 from verify_kernels.cpu.library import load_library
-from verify_kernels.cpu.native_backend import NativePacking
+from verify_kernels.cpu.native_backend import native_round_blocks
 from verify_kernels.packed_weights import (
     FITS,
     DraftKind,
-    PlainPacking,
     embedding_rows,
     pack_block_linear,
+    round_blocks,
     unpack_linear,
 )
 from verify_kernels.quant_formats import FORMATS, sample_blocks
 from verify_kernels.reference.backend import ReferenceBackend
-
-PLAIN = PlainPacking()
-
-
-@pytest.fixture(scope="module")
-def native() -> NativePacking:
-    need_compiler()
-    return NativePacking(load_library(CACHE))
 
 
 def raw_rows(kind: str, n: int, k: int) -> torch.Tensor:
     return torch.from_numpy(sample_blocks(kind, n, k, np.random.default_rng(n + k)))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(("n", "blocks"), [(32, 4), (50, 7), (1, 1), (65, 2)])  # whole tiles and units, and none
-def test_native_packing_equals_the_twins(kind: str, n: int, blocks: int, native: NativePacking) -> None:
-    raw = raw_rows(kind, n, blocks * FORMATS[kind].block)
-    assert torch.equal(native.pack(raw, kind), PLAIN.pack(raw, kind))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", FITS)
-def test_native_rounding_equals_the_twins_except_for_the_order_of_sums(kind: DraftKind, native: NativePacking) -> None:
+def test_native_rounding_equals_the_twins_except_for_the_order_of_sums(kind: DraftKind) -> None:
+    need_compiler()
+    native = partial(native_round_blocks, load_library(CACHE))
     weight = torch.randn(64, 896, generator=torch.Generator().manual_seed(5)) * 0.02
     weight[3, 32:64] = 0.0
     weight[4] *= 1e-5  # scales below the smallest normal half
-    ours, theirs = (rounding.round(weight, kind).view(-1, FORMATS[kind].block_bytes) for rounding in (native, PLAIN))
+    ours, theirs = (round_to(weight, kind).view(-1, FORMATS[kind].block_bytes) for round_to in (native, round_blocks))
     different = (ours != theirs).any(dim=1)
     assert different.float().mean() < 0.01
     stand_for = [unpack_linear(pack_block_linear(raw.view(64, -1), None, kind, 896)) for raw in (ours, theirs)]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from verify_kernels.backend import AttentionSpec, BatchOp, ExpertsSpec, KvTensors, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, DraftKind, Embedding, PackedLinear, StackedLinear
-from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
+from verify_kernels.packed_weights import CHUNK_K, FITS, DraftKind, Embedding, PackedLinear, StackedLinear
+from verify_kernels.quant_formats import FORMATS, GROUP
 from verify_kernels.sampling import NO_TOKEN, RowSampling
 
 
@@ -300,28 +300,11 @@ def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
     return b"".join(parts), np.asarray(path, np.int32)
 
 
-class NativePacking:
-    """`BlockPacking` by ``library``, which is what `load_library` returned. Safe to use from several threads, which
-    run at once."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._fits = {kind: torch.tensor(fits) for kind, fits in FITS.items()}
-
-    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        raw, own = raw.contiguous(), FORMATS[kind]
-        rows, blocks = raw.shape[0], raw.shape[1] // own.block_bytes
-        out = torch.empty(packed_shape(kind, rows, blocks * own.block), dtype=torch.uint8)
-        layout = own.block, own.block_bytes, own.unit, own.unit_bytes
-        self._library.sd_pack_blocks(_KINDS[kind], *layout, raw.data_ptr(), rows, blocks, out.data_ptr())
-        return out
-
-    def round(self, weight: Tensor, kind: DraftKind) -> Tensor:
-        """As `packed_weights.round_blocks`, of which sums may be added in another order."""
-        weight, fits, size = weight.contiguous(), self._fits[kind], FORMATS[kind].block_bytes
-        groups = weight.numel() // GROUP
-        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * size, dtype=torch.uint8)
-        self._library.sd_round_blocks(
-            _KINDS[kind], size, weight.data_ptr(), groups, fits.data_ptr(), len(fits), raw.data_ptr()
-        )
-        return raw
+def native_round_blocks(library: ctypes.CDLL, weight: Tensor, kind: DraftKind) -> Tensor:
+    """As `packed_weights.round_blocks`, of which sums may be added in another order, by ``library``, which is what
+    `load_library` returned. Threads that call it run at once."""
+    weight, fits, size = weight.contiguous(), torch.tensor(FITS[kind]), FORMATS[kind].block_bytes
+    groups = weight.numel() // GROUP
+    raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * size, dtype=torch.uint8)
+    library.sd_round_blocks(_KINDS[kind], size, weight.data_ptr(), groups, fits.data_ptr(), len(fits), raw.data_ptr())
+    return raw

@@ -86,7 +86,8 @@ def compile_cases() -> list[CompileCase]:
             "GROUPS": plan.groups, "GROUP": plan.group, "BLOCKS": plan.segments * plan.groups,
             "TOKENS": plan.tokens, "SPLITS": plan.segments, **_absent(variant, table, masks),
         }  # fmt: skip
-        long, short = {"COLUMNS": plan.columns(False)}, {"COLUMNS": plan.columns(True)}
+        long = constants | {"COLUMNS": plan.columns(False)}
+        short = constants | {"COLUMNS": plan.columns(True)}
         short |= {} if variant.wide else dict.fromkeys(("peak", "weights"))
         for kind, even in (("", ("row_stride", "vocab")), (" odd", ())):
             cases.append(_case(f"scan {name}{kind}", scan_kernel, constants, SCAN, even))
@@ -94,8 +95,8 @@ def compile_cases() -> list[CompileCase]:
                 cases.append(_case(f"maxima {name}{kind}", maxima_kernel, constants, MAXIMA, even))
         if variant.needs_peak:
             cases.append(_case(f"bounds {name}", bounds_kernel, constants, BOUNDS))
-            cases.append(_case(f"shorten {name}", shorten_kernel, constants | long, SHORTEN))
-        cases.append(_case(f"choose {name}", choose_kernel, constants | short, CHOOSE))
+            cases.append(_case(f"shorten {name}", shorten_kernel, long, SHORTEN))
+        cases.append(_case(f"choose {name}", choose_kernel, short, CHOOSE))
     return cases
 
 
