@@ -355,7 +355,6 @@ struct Grid {  // how the work is cut, which changes no result
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
   constexpr int64_t LOADS = 4;  // of an item's keys and values, in units of one query
   const int group = a.n_heads / a.n_kv_heads;
-  const int most = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
   Grid best{};
   int64_t best_time = LLONG_MAX;
   for (int nodes = NODE_BLOCK; nodes >= 1; nodes /= 2) {
@@ -365,7 +364,7 @@ Grid cut(const sd_attention_args& a, const sd_batch& b) {
       node_items += (rows + nodes - 1) / nodes;
       tallest = std::max(tallest, std::min(rows, nodes));
     }
-    for (int heads = most; heads >= 1; --heads) {
+    for (int heads = std::min(group, MAX_HEADS); heads >= 1; --heads) {
       const int head_items = (group + heads - 1) / heads;
       const int64_t items = (int64_t)node_items * a.n_kv_heads * head_items;
       const int64_t time = (items + a.threads - 1) / a.threads * (LOADS + tallest * heads);
