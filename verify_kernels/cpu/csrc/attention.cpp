@@ -17,7 +17,7 @@ namespace {
 constexpr int BLOCK = 64;      // keys per block = tokens per page
 constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x columns of accumulators, keys, 1 query
 constexpr int MAX_HEADS = 6;   // query heads of one work item
-constexpr int MAX_DIM = 256;   // values in a head
+constexpr int MAX_DIM = CHUNK;  // values in a head, rounded to int8 as one chunk is
 constexpr int NODE_BLOCK = 8;  // nodes of one work item: a K/V block stays in cache while they all read it
 constexpr int MAX_PATH = 64;   // path keys a block can hold
 

@@ -3,10 +3,10 @@
 // Sums are float32 for every type. A value is rounded when it is written, and even rows of the same forward read the
 // rounded value: a tree node sees the same keys as plain decode.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "prologue.h"
 #include "vec.h"
 
 namespace sd {
@@ -67,16 +67,10 @@ inline void store_head(const float* x, int dim, uint16_t* out, int64_t stride, f
 }
 
 inline void store_head(const float* x, int dim, int8_t* out, int64_t stride, float* scale) {
-  float peak = 0;
-  for (int d = 0; d < dim; ++d) peak = std::fabs(x[d]) > peak ? std::fabs(x[d]) : peak;
-  const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
-  for (int d = 0; d < dim; ++d) {
-    const float shifted = x[d] * inverse + 12582912.0f;  // 1.5 * 2^23: rounds half to even, the integer in the low bits
-    int32_t bits;
-    memcpy(&bits, &shifted, 4);
-    out[d * stride] = (int8_t)(bits - 0x4B400000);
-  }
-  *scale = peak / 127.0f;
+  int8_t q[CHUNK];
+  int32_t offset;  // of a product with weights that have one
+  quantise_chunk(x, dim, q, scale, &offset);
+  for (int d = 0; d < dim; ++d) out[d * stride] = q[d];
 }
 
 }  // namespace sd
