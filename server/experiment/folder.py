@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from server.experiment.config import ExperimentConfig, StrictModel
+from server.experiment.config import ExperimentConfig, StrictModel, read_text
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
+from specdec.atomic_file import replacing
 from specdec.config import problems
 
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
@@ -91,10 +92,7 @@ class ExperimentFolder:
             raise ExperimentError(f"{path}: cannot be read ({found}); delete it, which stops the experiment") from None
 
     def plan_text(self) -> str:
-        try:
-            return (self.path / _PLAN).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExperimentError(f"{self.path / _PLAN}: cannot be read ({error})") from None
+        return read_text(self.path / _PLAN)
 
     def begin(self, text: str, manifest: Manifest) -> None:
         try:
@@ -119,14 +117,11 @@ class ExperimentFolder:
 
     def _replace(self, name: str, text: str) -> None:
         """Replace one file atomically; the folder is created if missing."""
-        draft = self.path / f"{name}.new"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, self.path / name)
+            with replacing(self.path / name) as file:
+                file.write(text.encode())
         except (OSError, UnicodeEncodeError) as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise ExperimentError(
                 f"{self.path}: cannot be written ({error}); free some space, or choose another folder"
             ) from None

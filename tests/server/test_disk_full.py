@@ -8,9 +8,9 @@ import resource
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import psutil
@@ -18,9 +18,11 @@ import pytest
 
 from bench.local_server import LocalServer
 from server.errors import CAPTURE_FILE
+from server.experiment import folder
 from server.experiment.folder import ExperimentFolder
 from server.observe.capture import Capture
 from server.observe.observer import Observer
+from specdec.atomic_file import replacing
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from specdec.control.trace import read_trace
 from specdec.core.types import Request
@@ -143,14 +145,14 @@ async def test_records_are_lost_on_a_full_disk_and_written_with_free_space(tmp_p
 
 
 def failing_at(name: str) -> Any:
-    """`Path.write_text` on a disk that is full when it comes to the file ``name``."""
-    write = Path.write_text
+    """`replacing` on a disk that is full when it comes to the file ``name``."""
 
-    def full(path: Path, text: str, **options: Any) -> int:
-        if path.name != name:
-            return write(path, text, **options)
-        write(path, text[:5], **options)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    @contextmanager
+    def full(path: Path) -> Iterator[BinaryIO]:
+        with replacing(path) as file:
+            yield file
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     return full
 
@@ -173,7 +175,7 @@ async def test_a_failed_start_leaves_no_files(
         elif broken == "full":
             disk.fill()
         else:
-            monkeypatch.setattr(Path, "write_text", failing_at(f"{broken.removeprefix('full-')}.json.new"))
+            monkeypatch.setattr(folder, "replacing", failing_at(f"{broken.removeprefix('full-')}.json"))
         for _ in range(3):
             answer = await server.http.post("/v1/experiments", content=PLAN)
             assert answer.status_code == 409, answer.text
@@ -202,4 +204,4 @@ async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Pa
         assert (await server.experiments.get("widths")).state == "stopped"
         stored = ExperimentFolder(disk.path / "widths").state()
         assert stored.state == "stopped"
-        assert [path.name for path in (disk.path / "widths").glob("*.new")] == []
+        assert [path.name for path in (disk.path / "widths").glob(".state*")] == []
