@@ -192,7 +192,8 @@ async def test_a_failed_start_leaves_no_files(
         assert "x-specdec-arm" in (await server.ask("then")).headers
 
 
-async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Path, disk: Disk) -> None:
+@pytest.mark.parametrize("by", ["another stop", "the server's end"])
+async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Path, disk: Disk, by: str) -> None:
     async with live_server(tmp_path, folder=disk.path) as server:
         await server.experiments.start(PLAN)
         disk.fill()
@@ -202,6 +203,8 @@ async def test_a_stop_on_a_full_disk_is_written_once_there_is_space(tmp_path: Pa
         assert stored.state == "running"  # as it was, and whole
         disk.free()
         assert (await server.experiments.get("widths")).state == "stopped"
-        stored = ExperimentFolder(disk.path / "widths").state()
-        assert stored.state == "stopped"
-        assert [path.name for path in (disk.path / "widths").glob(".state*")] == []
+        if by == "another stop":
+            assert (await server.experiments.stop("widths")).state == "stopped"
+            assert ExperimentFolder(disk.path / "widths").state().state == "stopped"
+    assert ExperimentFolder(disk.path / "widths").state().state == "stopped"
+    assert [path.name for path in (disk.path / "widths").glob(".state*")] == []

@@ -94,7 +94,6 @@ class Experiments:
         self._running: dict[str, RunningExperiment] = {}
         self._unsaved: dict[str, StoredState] = {}  # of experiments that have ended, until they are written
         self._not_resumed: dict[str, StoredState] = {}  # shown instead of `running`, which stays for the next server
-        self._saving = asyncio.Lock()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
         self._conclusions = Conclusions()
@@ -188,13 +187,13 @@ class Experiments:
             NoResultError: its folder cannot be read.
         """
         if name not in self._running:
-            await self._stop_unresumed(name)
+            await asyncio.shield(self._stop_unresumed(name))
         if name in self._running:  # also if it was starting
             await asyncio.wait([self._begin_end(name, "stopped", _BY_A_CALL)])
         return await self.get(name)
 
     async def _stop_unresumed(self, name: str) -> None:
-        """End an experiment that is `running` on disk only; `_save` writes it."""
+        """End an experiment that is `running` on disk only."""
         folder = self._folder(name)
         async with self._changing:
             if name in self._running:
@@ -204,6 +203,7 @@ class Experiments:
                     self._unsaved[name] = await asyncio.to_thread(_stopped, folder, _BY_A_CALL)
             except ExperimentError as error:
                 raise NoResultError(str(error)) from None
+            await self._save(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
         found = []
@@ -222,7 +222,6 @@ class Experiments:
             NoResultError: its folder cannot be read.
         """
         folder = self._folder(name)
-        await self._save(name)
         unsaved = self._unsaved.get(name)
         try:
             manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), unsaved or folder.state()))
@@ -335,8 +334,8 @@ class Experiments:
         return running
 
     def _begin_end(self, name: str, state: State, reason: str) -> asyncio.Task[None]:
-        """End the experiment in a task of its own, which only `close` cancels. Keeps the state for `_save`, which
-        `close` also calls if it cancels the task."""
+        """End the experiment in a task of its own, which only `close` cancels. Keeps the state for
+        `close`, which writes it if it cancels the task."""
         running = self._running.get(name)
         if running is not None:
             ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records, ran_s=running.ran_s)
@@ -376,24 +375,18 @@ class Experiments:
         return await asyncio.to_thread(folder.state) if unsaved is None else unsaved
 
     async def _save(self, name: str) -> None:
-        """Write the state of an experiment that has ended, unless it is written already. A failure is logged, and
-        the next call tries again.
-        A caller that is cancelled does not interrupt the write."""
-        await asyncio.shield(self._write_state(name))
-
-    async def _write_state(self, name: str) -> None:
-        async with self._saving:
-            state = self._unsaved.get(name)
-            if state is None or name in self._running:
-                return
-            try:
-                await asyncio.to_thread(self._folder(name).note, state)
-            except ExperimentError as error:
-                self._file_errors[RECORDS_FILE] += 1
-                _LOG.error("experiment %s: %s", name, error)
-            else:
-                if self._unsaved.get(name) is state:
-                    del self._unsaved[name]
+        """Write the state of an experiment that has ended, if it is not written yet. A failure is logged; the next
+        start or stop of the experiment, or the server's end, tries again."""
+        state = self._unsaved.get(name)
+        if state is None:
+            return
+        try:
+            await asyncio.to_thread(self._folder(name).note, state)
+        except ExperimentError as error:
+            self._file_errors[RECORDS_FILE] += 1
+            _LOG.error("experiment %s: %s", name, error)
+        else:
+            self._unsaved.pop(name, None)
 
     def _changed(self) -> None:
         running = list(self._running.values())

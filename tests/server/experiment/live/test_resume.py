@@ -248,7 +248,7 @@ async def test_bug_the_name_of_an_experiment_without_records_is_free(tmp_path: P
             await server.experiments.start(PLAN)
 
 
-async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
+async def test_bug_a_second_stop_does_not_overwrite_the_state_of_a_new_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, writing, may_write, fails = ExperimentFolder.note, threading.Event(), threading.Event(), [True]
@@ -266,12 +266,12 @@ async def test_bug_a_status_call_does_not_overwrite_the_state_of_a_new_run(
         await server.experiments.start(PLAN)
         await server.experiments.stop("widths")
         fails.clear()
-        status = asyncio.create_task(server.experiments.get("widths"))
+        stop = asyncio.create_task(server.experiments.stop("widths"))
         assert await asyncio.to_thread(writing.wait, 15)
         start = asyncio.create_task(server.experiments.start(PLAN))
         await asyncio.wait([start], timeout=0.5)  # it must wait for the write
         may_write.set()
-        await asyncio.gather(status, start)
+        await asyncio.gather(stop, start)
         assert ExperimentFolder(tmp_path / "experiments" / "widths").state().state == "running"
 
 
