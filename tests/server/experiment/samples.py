@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import stats
 
 from server.experiment.stats.samples import Floats, TwoArmSample
 
@@ -53,3 +54,13 @@ def clustered(n: int, rng: np.random.Generator) -> TwoArmSample:
 
 
 SHAPES = {f.__name__: f for f in (lognormal, pareto, autocorrelated, discrete, clustered)}
+
+
+def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
+    """Ranks (1-based) of the two order statistics that enclose the p-quantile with chance >= 1 - alpha.
+
+    The number of values below a quantile is binomial (David & Nagaraja, Order Statistics, 3rd ed., 7.1); each side gets
+    alpha / 2. Rank 0 is minus, rank n + 1 plus infinity: n is too small for a bound.
+    """
+    below = stats.binom(n, p)
+    return int(below.ppf(alpha / 2)), int(below.ppf(1 - alpha / 2)) + 1

@@ -15,9 +15,9 @@ from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import sequential_ratio
-from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ranks, quantile_ratio_bounds
+from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ratio_bounds
 from server.experiment.stats.samples import TwoArmSample, sample_block_length
-from tests.server.experiment.samples import SHAPES, lognormal
+from tests.server.experiment.samples import SHAPES, lognormal, quantile_ranks
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
 ALPHA = 0.1
