@@ -10,11 +10,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import Self
@@ -26,7 +23,7 @@ from server.engine_process import DEFAULT_FACTORY
 from server.observe.logs import configure_logs
 from server.served_model import LoadTokenizer
 from server.serving import Addresses, Serving
-from specdec.child_python import module_command, module_environment
+from specdec.child_python import die_with_parent, module_command, module_environment
 from specdec.config import Config, ExperimentsConfig, KvEventsConfig
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, SpecdecError
@@ -67,7 +64,7 @@ class LocalServer:
     """Runs specdec with ``config`` as a child process; the system chooses each port that is 0. Use as ``async with``,
     which waits until it is ready.
 
-    The child prints its ports as one line of JSON when it is ready, and exits when its standard input closes.
+    The child prints its ports as one line of JSON when it is ready, and ends with the thread that started it.
     factory: ``module:function`` that builds the engine; None: the real engine. tokenizer: ``module:function`` that
     builds the tokenizer; None: the target's.
     """
@@ -98,7 +95,7 @@ class LocalServer:
     async def __aenter__(self) -> Self:
         with tempfile.TemporaryFile() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log,
                 env=module_environment(),
             )  # fmt: skip
             assert self._process.stdout is not None  # it was asked for as a pipe
@@ -131,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
     args = parser.parse_args(argv)
     config = Config.model_validate(json.loads(args.config))  # model_validate_json refuses the defaults that are paths
-    end_with_parent()
+    die_with_parent()
     configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve` does: logging is part of the cost
 
     def on_ready(addresses: Addresses, info: EngineInfo) -> None:
@@ -146,17 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-def end_with_parent() -> None:
-    """Stop this process when its parent exits, which closes the pipe on standard input."""
-
-    def wait() -> None:
-        while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _tokenizer(place: str | None) -> LoadTokenizer:

@@ -43,9 +43,7 @@ def server_process(config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.C
     """A server in a separate process, and a client of it."""
     command = [sys.executable, "-m", "bench.local_server", "--config", config, "--factory", NOTING]
     command += ["--tokenizer", "tests.server.fake_tokenizer:FakeTokenizer"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )  # stdin: it ends with us
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         ports = json.loads(process.stdout.readline())
