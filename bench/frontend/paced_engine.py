@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.core.types import (
@@ -23,7 +22,6 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
-from specdec.errors import ModelError
 from specdec.models.progress import Progress
 
 _END = ";"
@@ -56,7 +54,7 @@ VOCAB_SIZE = 256
 
 
 class ByteTokenizer:
-    """A tokenizer of bytes, without special tokens and chat template."""
+    """A tokenizer of bytes, as far as completions of texts need one: without special tokens and chat template."""
 
     special_ids: frozenset[int] = frozenset()
     has_chat_template = has_tool_template = False
@@ -65,16 +63,6 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The bytes of ``text``."""
         return list(text.encode("latin-1", "replace"))
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Raises ModelError: there is no chat template."""
-        raise ModelError("the byte tokenizer has no chat template; send text")
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(ids).decode("latin-1")
