@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import logging
-import os
 import re
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Collection
@@ -222,7 +221,7 @@ class EnvoyProcess:
         replace_files(fleet_files(config, fleet, self._files))
         write_bootstrap(config, self._files)
         self.admin = EnvoyAdmin(self._files)
-        self._log_file, self._pid_file = self._files.folder / "envoy.log", self._files.folder / "envoy.pid"
+        self._log_file = self._files.folder / "envoy.log"
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor = Supervisor("Envoy", self._keep_running)
 
@@ -238,7 +237,7 @@ class EnvoyProcess:
         Raises:
             ConfigError: another process has a port, or the address is not of this machine.
         """
-        await self._stop_orphan()
+        await self._stop_orphans()
         check_ports(self._config)
 
     async def start(self) -> None:
@@ -282,10 +281,6 @@ class EnvoyProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        try:
-            self._pid_file.write_text(str(self._process.pid))
-        except OSError as error:  # only `_stop_orphan` of a later run needs the file
-            _LOG.warning("%s cannot be written (%s)", self._pid_file, error.strerror)
         until = time.monotonic() + _START_S
         try:
             while not await self.admin.is_ready():
@@ -308,33 +303,24 @@ class EnvoyProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
-        with contextlib.suppress(OSError):
-            self._pid_file.unlink()
 
-    async def _stop_orphan(self) -> None:
+    async def _stop_orphans(self) -> None:
         """Stops an Envoy whose parent was killed: it holds the ports, and its replicas are gone."""
-        try:
-            pid = int(self._pid_file.read_text())
-        except (OSError, ValueError):
-            return
-        if not self._is_ours(pid):
-            return
-        _LOG.warning("stopping Envoy (process %d), which an earlier `specdec cluster serve` left behind", pid)
-        late_s = time.monotonic() + _STOP_S
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            while self._is_ours(pid):
-                if time.monotonic() > late_s:
-                    os.kill(pid, signal.SIGKILL)
-                await asyncio.sleep(_POLL_S)
+        for orphan in filter(self._is_ours, psutil.process_iter()):
+            _LOG.warning("stopping Envoy (process %d), which an earlier `cluster serve` left behind", orphan.pid)
+            late_s = time.monotonic() + _STOP_S
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.terminate()
+                while self._is_ours(orphan):
+                    if time.monotonic() > late_s:
+                        orphan.kill()
+                    await asyncio.sleep(_POLL_S)
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether the process is an Envoy on this folder's files; its id may have been reused."""
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return str(self._files.bootstrap).encode() in words
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Whether it is an Envoy on this folder's files."""
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            return ("--config-path", str(self._files.bootstrap)) in itertools.pairwise(process.cmdline())
+        return False
 
     async def _keep_running(self) -> None:
         """Starts Envoy if it does not run, and raises when it exits; the supervisor calls this again."""

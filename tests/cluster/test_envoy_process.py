@@ -40,14 +40,12 @@ async def test_an_orphaned_envoy_is_ended(tmp_path: Path, caplog: pytest.LogCapt
         assert await asyncio.wait_for(first._process.wait(), 10) < 0
         assert psutil.pid_exists(second.pid)
     assert f"stopping Envoy (process {first.pid})" in caplog.text
-    assert not (tmp_path / "envoy" / "envoy.pid").exists()
 
 
-async def test_a_process_with_its_reused_pid_is_not_ended(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+async def test_a_process_that_reads_its_files_is_not_ended(tmp_path: Path) -> None:
+    envoy = process(tmp_path)
+    words = [sys.executable, "-c", "import sys; sys.stdin.read()", str(tmp_path / "envoy" / "bootstrap.json")]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as other:
-        envoy = process(tmp_path)
-        (tmp_path / "envoy" / "envoy.pid").write_text(str(other.pid))
         async with envoy:
             assert other.poll() is None
         other.kill()
@@ -126,14 +124,6 @@ async def test_one_that_answers_is_not_killed_for_faults_of_this_side(
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert envoy.pid == former
         assert psutil.pid_exists(former)
-
-
-async def test_it_runs_if_its_id_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    envoy = process(tmp_path)
-    (tmp_path / "envoy" / "envoy.pid").mkdir()
-    async with envoy:
-        assert psutil.pid_exists(envoy.pid)
-    assert "envoy.pid cannot be written" in caplog.text
 
 
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
