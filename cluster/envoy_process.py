@@ -306,14 +306,14 @@ class EnvoyProcess:
 
     async def _stop_orphans(self) -> None:
         """Stops an Envoy whose parent was killed: it holds the ports, and its replicas are gone."""
-        for orphan in filter(self._is_ours, psutil.process_iter()):
-            _LOG.warning("stopping Envoy (process %d), which an earlier `cluster serve` left behind", orphan.pid)
+        for other in filter(self._is_ours, psutil.process_iter()):
+            _LOG.warning("stopping Envoy (process %d), which an earlier `specdec cluster serve` left behind", other.pid)
             late_s = time.monotonic() + _STOP_S
             with contextlib.suppress(psutil.NoSuchProcess):
-                orphan.terminate()
-                while self._is_ours(orphan):
+                other.terminate()
+                while self._is_ours(other):
                     if time.monotonic() > late_s:
-                        orphan.kill()
+                        other.kill()
                     await asyncio.sleep(_POLL_S)
 
     def _is_ours(self, process: psutil.Process) -> bool:
