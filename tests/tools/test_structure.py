@@ -35,12 +35,12 @@ def test_only_hand_written_files_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("imports", "groups"),
+    ("imports", "cycle"),
     [
-        ({"a": ["b"], "b": ["c"], "c": []}, []),
-        ({"a": ["b"], "b": ["a"], "c": ["a"]}, ["a <-> b"]),
-        ({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["d"]}, ["a <-> b <-> c", "d <-> e"]),
+        ({"a": ["b"], "b": ["c"], "c": []}, set()),
+        ({"a": ["b"], "b": ["a"], "c": ["a"]}, {"a", "b"}),
+        ({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}, {"a", "b", "c"}),
     ],
 )
-def test_cycles_are_found(imports: dict[str, list[str]], groups: list[str]) -> None:
-    assert structure.module_cycles(imports) == groups
+def test_a_cycle_is_found(imports: dict[str, list[str]], cycle: set[str]) -> None:
+    assert set(structure.module_cycle(imports)) == cycle
