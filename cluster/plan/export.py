@@ -166,17 +166,11 @@ def _drafted(steps: Sequence[StepTrace]) -> tuple[DraftedStep, ...]:
 
 
 def _sequences(step: StepTrace) -> tuple[tuple[int, int], ...]:
-    """Draft nodes and tokens of each sequence: of the trace's replay record, else distributed evenly."""
-    if replay := step.replay:
-        pairs = zip(replay["kept"], replay["outcome"]["tokens"], strict=True)
-        return tuple((len(kept), max(1, min(len(tokens), len(kept) + 1))) for kept, tokens in pairs)
-    count = step.sequences
-    nodes, tokens = (_dealt(total, count) for total in (step.budget, step.realised_tokens))
-    return tuple((n, max(1, min(t, n + 1))) for n, t in zip(nodes, tokens, strict=True))
-
-
-def _dealt(total: int, count: int) -> list[int]:
-    return [total // count + (i < total % count) for i in range(count)]
+    """Draft nodes and tokens of each sequence."""
+    if not step.replay:  # nothing was decided, so nothing was drafted
+        return ((0, 1),) * step.sequences
+    pairs = zip(step.replay["kept"], step.replay["outcome"]["tokens"], strict=True)
+    return tuple((len(kept), max(1, min(len(tokens), len(kept) + 1))) for kept, tokens in pairs)
 
 
 def _overheads(steps: Sequence[StepTrace], *, drafts: bool) -> Overheads:

@@ -200,8 +200,16 @@ def test_draft_gains_are_estimated_from_a_trace(tmp_path: Path) -> None:
     of_replay = fit_steps(decisions(tmp_path / "replay", 1.0, 1.0, **changes, replay=replay))["drafted"]
     assert {each.sequences for each in of_replay} == {((3, 2), (0, 1))}
     assert {each.draft_ms for each in of_replay} == {0.25}
-    dealt = fit_steps(decisions(tmp_path / "dealt", 1.0, 1.0, **changes))["drafted"]
-    assert {each.sequences for each in dealt} == {((2, 2), (1, 1))}
+
+
+def test_a_step_without_a_decision_drafted_nothing(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "d", {"verify": profile().verify})
+    replay = {"kept": [[1]], "outcome": {"tokens": [[5, 6]]}}
+    for number in range(30):
+        writer.write(step(2 * number, 100.0 * number, 2, 20.0, prefill_rows=0, budget=1, replay=replay))
+        writer.write(step(2 * number + 1, 100.0 * number + 50, 2, 20.0, prefill_rows=0, sequences=2))
+    writer.close()
+    assert {each.sequences for each in fit_steps(tmp_path / "d")["drafted"]} == {((1, 2),), ((0, 1), (0, 1))}
 
 
 def test_a_trace_of_too_few_steps_is_named(tmp_path: Path) -> None:
