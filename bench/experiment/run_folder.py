@@ -1,4 +1,4 @@
-"""The state of an experiment's run: records on disk, progress, lost servers, the stopping rule."""
+"""The state of an experiment's run: records on disk, progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from server.experiment.analysis.analyse import analyse
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import ExperimentFolder, Manifest, difference
 from server.experiment.records import (
@@ -166,32 +165,3 @@ class Progress:
         self.done.add(record.pair)
         if record.ok and other.ok and record.token_hash != other.token_hash:
             self.mismatched.add(record.pair)
-
-
-_DECIDED = ("better", "worse", "equivalent")
-_GROWTH = 1.1  # units between two analyses grow by this factor, so all together cost about ten times the last
-
-
-class StopRule:
-    """Analyses the records of ``log`` as they grow, if the plan's intervals are always valid."""
-
-    def __init__(self, manifest: Manifest, log: RecordLog) -> None:
-        self._manifest, self._log = manifest, log
-        self._stopping = manifest.config.stopping
-        self._next = self._stopping.min_units
-
-    def why(self, units: int, mismatched: int, spent_s: float) -> str:
-        """Why to stop after ``units`` pairs and ``spent_s`` seconds; empty: continue."""
-        limit = self._stopping.max_duration
-        if limit is not None and spent_s >= limit:
-            return f"{limit:g} s have passed"
-        if self._stopping.rule != "always_valid" or units < self._next:
-            return ""
-        self._next = max(units + 1, math.ceil(units * _GROWTH))
-        if mismatched and self._manifest.config.assignment.expect_same_tokens:
-            return f"{mismatched} pairs got different tokens, which more records cannot change"
-        result = analyse(self._manifest, self._log)
-        kind = result.verdict.kind
-        # An open guardrail may still break, which turns better and equivalent into worse.
-        is_open = kind != "worse" and any(guardrail.state == "open" for guardrail in result.guardrails)
-        return f"the verdict is certain: {kind}" if kind in _DECIDED and not is_open else ""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import datetime
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from pathlib import Path
 
 from bench.experiment.plan import ArmServer, Batch, OpenArm, Script, open_arm, read_arm
-from bench.experiment.run_folder import Progress, RunFolder, StopRule, open_run, record_of
+from bench.experiment.run_folder import Progress, RunFolder, open_run, record_of
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
+from server.experiment.analysis.analyse import analyse
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
 from server.experiment.records import Choice, ExperimentError, Record, RunClock
@@ -21,6 +23,8 @@ from specdec.load.request import Record as Seen
 from specdec.load.request import TimedRequest
 
 _PATIENCE = 3  # turns in a row without an answer, after which a run ends
+_DECIDED = ("better", "worse", "equivalent")
+_GROWTH = 1.1  # of the pairs between two analyses, so that all together cost about ten times the last
 
 
 class PairedRun:
@@ -37,7 +41,7 @@ class PairedRun:
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
         self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
-        self._stop = StopRule(folder.manifest, folder.log)
+        self._next_look = self._config.stopping.min_units  # pairs at which the records are analysed again
         self._silent = 0  # turns in a row without an answer
         self.progress = Progress(self._config, self._script.planned)
         self.progress.add(folder.log.records)
@@ -64,7 +68,21 @@ class PairedRun:
         return "all planned requests were sent"
 
     def _why(self, spent_s: float) -> str:
-        return self._stop.why(len(self.progress.done), len(self.progress.mismatched), spent_s)
+        """Why the run ends after ``spent_s`` seconds; empty: it goes on. Analyses the growing records if the plan's
+        intervals are always valid."""
+        stopping, pairs, mismatched = self._config.stopping, len(self.progress.done), len(self.progress.mismatched)
+        if stopping.max_duration is not None and spent_s >= stopping.max_duration:
+            return f"{stopping.max_duration:g} s have passed"
+        if stopping.rule != "always_valid" or pairs < self._next_look:
+            return ""
+        self._next_look = max(pairs + 1, math.ceil(pairs * _GROWTH))
+        if mismatched and self._config.assignment.expect_same_tokens:
+            return f"{mismatched} pairs got different tokens, which more records cannot change"
+        result = analyse(self._folder.manifest, self._folder.log)
+        kind = result.verdict.kind
+        # An open guardrail may still break, which turns better and equivalent into worse.
+        is_open = kind != "worse" and any(guardrail.state == "open" for guardrail in result.guardrails)
+        return f"the verdict is certain: {kind}" if kind in _DECIDED and not is_open else ""
 
     async def _take(self, turn: Batch, *, warm_up: bool = False) -> None:
         seen: list[dict[str, Seen]] = [{}, {}]
