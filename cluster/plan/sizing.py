@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
@@ -32,21 +32,6 @@ class Goal:
         return fmean(self.kept_by(record) for record in run.records) if run.records else 1.0
 
 
-class Trial(NamedTuple):
-    """The result for a number of replicas. ``ended``: the requests simulated; the run stops once the goal is missed.
-    ``kept``: those of them that met the goal."""
-
-    replicas: int
-    enough: bool
-    kept: int
-    ended: int
-
-    def __str__(self) -> str:
-        verdict, which = ("enough", "all") if self.enough else ("too few", "the first")
-        share = f"{self.kept / self.ended:.2%} of {which} {self.ended} requests meet it"
-        return f"{counted_replicas(self.replicas)}: {verdict}, {share}"
-
-
 def counted_replicas(number: int) -> str:
     """The number with its noun, for a message."""
     return "1 replica" if number == 1 else f"{number} replicas"
@@ -57,10 +42,10 @@ def least_replicas(
     requests: Sequence[PlannedRequest],
     goal: Goal,
     most: int,
-    tried: Callable[[Trial], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> FleetRun | None:
     """Returns the run of the fewest replicas that meet ``goal``; None: ``most`` replicas do not. ``plan``: the fleet;
-    its number of replicas is ignored. tried: called with each number's result.
+    its number of replicas is ignored. say: receives each number's result.
 
     Doubles, then bisects: assumes that more replicas never do worse. Runs stop as soon as the goal is missed.
     """
@@ -77,8 +62,8 @@ def least_replicas(
             return ended - kept > may_miss
 
         run = simulate(replace(plan, replicas=replicas), requests, is_missed)
-        if tried is not None:
-            tried(Trial(replicas, run.whole, kept, ended))
+        verdict, which = ("enough", "all") if run.whole else ("too few", "the first")
+        say(f"{counted_replicas(replicas)}: {verdict}, {kept / ended:.2%} of {which} {ended} requests meet it")
         return run if run.whole else None
 
     most = max(1, min(most, len(requests)))  # more than one per request cannot help

@@ -123,8 +123,7 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
         return simulate(plan, requests)
     if goal is None:
         raise click.UsageError("give --objective METRIC:MS for the fewest replicas that meet it, or --replicas")
-    note = progress_line()
-    found = least_replicas(plan, requests, goal, values["most"], lambda trial: note(str(trial)))
+    found = least_replicas(plan, requests, goal, values["most"], progress_line())
     if found is None:
         tried = min(values["most"], len(requests))  # more than one replica per request cannot help
         raise click.ClickException(

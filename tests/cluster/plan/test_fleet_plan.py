@@ -11,7 +11,7 @@ from cluster.envoy import EnvoyFiles
 from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.simulate import BoundedRing, FleetPlan, simulate
-from cluster.plan.sizing import Goal, Trial, least_replicas
+from cluster.plan.sizing import Goal, least_replicas
 from specdec.load.arrivals import Arrivals
 from specdec.load.request import Objective
 from tests.cluster.envoy_fleet import write_fleet
@@ -48,14 +48,14 @@ def test_more_replicas_are_never_worse() -> None:
 
 
 def test_the_fewest_replicas_that_meet_the_objective() -> None:
-    trials: list[Trial] = []
-    found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, trials.append)
+    said: list[str] = []
+    found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, said.append)
     assert found is not None
     replicas = found.plan.replicas
     assert replicas > 1
-    tried = {trial.replicas: trial for trial in trials}
-    assert not tried[replicas - 1].enough
-    assert tried[replicas] == (replicas, True, round(GOAL.share_in(found) * len(load())), len(load()))
+    tried = {int(line.partition(" ")[0]): line.partition(": ")[2] for line in said}
+    assert tried[replicas - 1].startswith("too few, ")
+    assert tried[replicas] == f"enough, {GOAL.share_in(found):.2%} of all {len(load())} requests meet it"
     assert GOAL.share_in(found) >= GOAL.share
     assert GOAL.share_in(simulate(FleetPlan(NOISY, replicas - 1), load())) < GOAL.share
 
