@@ -48,30 +48,6 @@ class PeersRun:
         return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if not answer.ok]
 
 
-def summarise(
-    answers: Mapping[str, Record], asked: int, *, auto: Mapping[str, Record], off: Mapping[str, Record],
-    plain: Mapping[str, Record] | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Figures of ``answers`` by prompt name, out of ``asked`` prompts; None where there is none. auto, off: the answers
-    of our arms. plain: those of the same engine without drafts; None for that arm itself."""
-    times = [tpot for answer in answers.values() if (tpot := time_per_token(answer)) is not None]
-    same = None
-    if plain is not None:
-        same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
-    return {
-        "answered": len(answers),
-        "asked": asked,
-        "timed": len(times),  # answers with a time per token
-        "tokens": sum(answer.output_tokens for answer in answers.values()),
-        "median_ms": rounded(statistics.median(times)) if times else None,  # per token after the first
-        "total_ms": rounded(per_token(answers)),  # all time after the first tokens over all tokens after the first
-        "ttft_ms": rounded(statistics.median(answer.ttft_ms for answer in answers.values())) if answers else None,
-        "over_auto": rounded(_over(answers, auto)),  # time per token over ours, on prompts that both answered
-        "over_off": rounded(_over(answers, off)),
-        "same_text": same,  # answers equal to those of the same engine without drafts
-    }
-
-
 def time_per_token(answer: Record) -> float | None:
     """Milliseconds per token after the first; None for fewer than `FEWEST` of them."""
     return answer.tpot_ms if answer.ok and answer.output_tokens > FEWEST else None
@@ -105,13 +81,24 @@ class PeersReport:
         self._run = run
 
     def summary(self, arm: Arm, workload: str) -> dict[str, Any]:
+        """Figures of an arm's answers to the counted prompts of a workload; None where there is none."""
         run = self._run
-        asked = sum(prompt.workload == workload and prompt.counted for prompt in run.prompts)
-        return summarise(
-            run.answers_of(arm.name, workload), asked, auto=run.answers_of(OURS_AUTO, workload),
-            off=run.answers_of(OURS_OFF, workload),
-            plain=run.answers_of(arm.plain, workload) if arm.speculates else None,
-        )  # fmt: skip
+        answers, plain = run.answers_of(arm.name, workload), run.answers_of(arm.plain, workload)
+        times = [tpot for answer in answers.values() if (tpot := time_per_token(answer)) is not None]
+        same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
+        return {
+            "answered": len(answers),
+            "asked": sum(prompt.workload == workload and prompt.counted for prompt in run.prompts),
+            "timed": len(times),  # answers with a time per token
+            "tokens": sum(answer.output_tokens for answer in answers.values()),
+            "median_ms": rounded(statistics.median(times)) if times else None,  # per token after the first
+            "total_ms": rounded(per_token(answers)),  # all time after the first tokens over all tokens after the first
+            "ttft_ms": rounded(statistics.median(answer.ttft_ms for answer in answers.values())) if answers else None,
+            # Time per token over ours, on prompts that both answered
+            "over_auto": rounded(_over(answers, run.answers_of(OURS_AUTO, workload))),
+            "over_off": rounded(_over(answers, run.answers_of(OURS_OFF, workload))),
+            "same_text": same if arm.speculates else None,  # answers equal to those of the same engine without drafts
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Figures by workload and arm, every answer, commands and hardware, as JSON types."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.peers.peer import Arm, PeerPrompt
-from bench.peers.peers_report import PeersReport, PeersRun, per_token, summarise, time_per_token
+from bench.peers.peers_report import PeersReport, PeersRun, per_token, time_per_token
 from specdec.load.request import LoadRequest, Record
 from tests.bench.peers.peers import answer
 
@@ -105,9 +106,17 @@ ANSWERS = st.dictionaries(
 )
 
 
+def summary(answers: dict[str, dict[str, Record]], arm: str, plain: str) -> dict[str, Any]:
+    """The figures of ``arm``, of answers by arm and prompt."""
+    run = PeersRun(prompts=[PeerPrompt("chat", LoadRequest(name, 8, ids=(1,))) for name in "abcdef"])
+    run.answers = {(name, prompt): found for name, by_prompt in answers.items() for prompt, found in by_prompt.items()}
+    return PeersReport(run).summary(Arm(arm, "their", "bf16", plain), "chat")
+
+
 @given(ANSWERS, ANSWERS, st.floats(0.25, 4))
 def test_figures_hold_together(theirs: dict[str, Record], ours: dict[str, Record], scale: float) -> None:
-    found = summarise(theirs, 6, auto=ours, off=theirs, plain=theirs)
+    arms = {"specdec auto": ours, "specdec off": theirs, "their": theirs, "their drafts": theirs}
+    found = summary(arms, "their drafts", plain="their")
     assert found["same_text"] == len(theirs)
     assert found["over_off"] == (None if per_token(theirs) is None else 1.0)
     times = [ms for a in theirs.values() if (ms := time_per_token(a)) is not None]
@@ -115,6 +124,6 @@ def test_figures_hold_together(theirs: dict[str, Record], ours: dict[str, Record
     if times:
         assert min(times) * 0.999 <= found["total_ms"] <= max(times) * 1.001
     slower = {name: answer(a.output_tokens, a.ttft_ms * scale, a.e2e_ms * scale, a.text) for name, a in ours.items()}
-    ratio = summarise(slower, 6, auto=ours, off={}, plain=None)
+    ratio = summary({"specdec auto": ours, "slower": slower}, "slower", plain="slower")
     assert ratio["over_off"] is None
     assert ratio["over_auto"] is None or ratio["over_auto"] == pytest.approx(scale, abs=1e-4)
