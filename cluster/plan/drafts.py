@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 from cluster.plan.profile import DraftedStep, Overheads
 from draft.manager import DrafterManager
 from specdec.control.controller import Controller
-from specdec.control.inputs import Outcome
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.engine.propose import Drafting, Proposals
@@ -97,8 +96,4 @@ class SimulatedDrafting(Drafting):
                 self._drawn.append(0)
         draft_ms = step.draft_ms * max(1.0, sampling / len(lines)) if sampling else 0.0
         self._spend(self._overheads.step_ms + self._overheads.step_ms_per_sequence * len(entries) + draft_ms)
-        return Proposals(trees)
-
-    def learn(self, out: Proposals, outcome: Outcome) -> float:
-        """Does nothing: the controller decides nothing."""
-        return 0.0
+        return Proposals(trees)  # without a decision, of which the controller could learn
