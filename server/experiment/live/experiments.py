@@ -100,9 +100,8 @@ class Experiments:
         self._changing = asyncio.Lock()
         self._endings: set[asyncio.Task[None]] = set()
         try:
-            self._files = [(str(path), read_text(path)) for path in config.start]
-            for source, text in self._files:
-                parse_config(text, source)
+            texts = [(str(path), read_text(path)) for path in config.start]
+            self._files = [(parse_config(text, source).name, text, source) for source, text in texts]
         except ExperimentError as error:
             raise ConfigError(f"server.experiments.start: {error}") from None
 
@@ -123,8 +122,7 @@ class Experiments:
                 with suppress(ExperimentError):  # `get` reports a folder that cannot be read
                     reason = f"it could not be resumed: {error}"
                     self._not_resumed[name] = await asyncio.to_thread(_stopped, folder, reason)
-        for source, text in self._files:
-            name = parse_config(text, source).name
+        for name, text, source in self._files:
             try:
                 async with self._changing:
                     await self._start_file(ExperimentFolder(place / name), text, source)
