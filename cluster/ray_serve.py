@@ -7,12 +7,11 @@ do not pass through Ray; they reach the servers on their own ports.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +100,7 @@ class ReconcilerActor:
                 f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
                 "restore it, or restart the fleet"
             )
-        with self._adopting(config, self._deployments):
-            self._reconciler.apply(with_releases, config)
+        self._adopt(config, self._deployments, with_releases, config)
         self._reconciler.allow_interval(config.health.interval_s)
 
     async def wait_routable(self, replica: Replica) -> None:
@@ -114,8 +112,7 @@ class ReconcilerActor:
 
     async def deployed(self, deployment: Deployment) -> None:
         """Records a deployment."""
-        with self._adopting(self._config, {**self._deployments, deployment.app: deployment}):
-            self._reconciler.apply(lambda fleet: fleet)  # writes it
+        self._adopt(self._config, {**self._deployments, deployment.app: deployment}, lambda fleet: fleet)
 
     async def removed(self, deployment: Deployment) -> None:
         """Forgets a deployment and its release.
@@ -124,8 +121,7 @@ class ReconcilerActor:
             ConfigError: as `without_release`.
         """
         left = {app: kept for app, kept in self._deployments.items() if app != deployment.app}
-        with self._adopting(self._config, left):
-            self._reconciler.apply(without_release, deployment.model, deployment.release)
+        self._adopt(self._config, left, without_release, deployment.model, deployment.release)
 
     async def deployments(self) -> dict[str, Deployment]:
         """The recorded deployments, by Serve application."""
@@ -135,13 +131,14 @@ class ReconcilerActor:
         """Why the files differ from the fleet, or the fleet from what operators made of it; empty: neither does."""
         return self._reconciler.write_error or self._lost
 
-    @contextlib.contextmanager
-    def _adopting(self, config: ClusterConfig, deployments: dict[str, Deployment]) -> Iterator[None]:
-        """Adopts both, unless the body fails to write them."""
+    def _adopt(
+        self, config: ClusterConfig, deployments: dict[str, Deployment], transition: Callable[..., Fleet], *words: Any
+    ) -> None:
+        """Adopts both together with a transition of the fleet, or nothing if that is refused or cannot be written."""
         former = self._config, self._deployments
-        self._config, self._deployments = config, deployments
+        self._config, self._deployments = config, deployments  # for `_write`
         try:
-            yield
+            self._reconciler.apply(transition, *words)
         except BaseException:
             self._config, self._deployments = former
             raise
