@@ -33,8 +33,7 @@ class BandwidthProbe:
         self._library.sd_read_bandwidth.restype = ctypes.c_uint64
         self._threads = threads
         self._memory = mmap.mmap(-1, SIZE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._data = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._data.random_(0, 255)
 
@@ -87,10 +86,7 @@ def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The model name of the processor, or its architecture if the system does not report a name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
