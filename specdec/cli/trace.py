@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from specdec.cli.bench_output import table_console
 from specdec.cli.options import WholeNumber, credential_options, model_option, pop_credentials, server_option
 from specdec.core.types import DrafterStats, DrafterTrace, StepTrace
 
@@ -24,7 +25,6 @@ _LIMIT = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one step each.")
 _FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-_PIPE_WIDTH = 160
 
 
 @click.group("trace", invoke_without_command=True)
@@ -86,9 +86,7 @@ def _show(steps: Iterable[StepTrace], limit: int, as_json: bool) -> None:
     if not last:
         click.echo("no step has been traced yet")
         return
-    # Piped text is read whole or searched: rows must not be folded to a terminal's width.
-    width: dict[str, Any] = {} if sys.stdout.isatty() else {"width": _PIPE_WIDTH}
-    show_trace(last, summary, Console(**width))
+    show_trace(last, summary, table_console())
 
 
 @dataclass(slots=True)
