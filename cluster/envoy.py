@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,21 +41,15 @@ _EJECTED_S = 10.0  # the first ejection; each further one takes as much longer
 _MOST_EJECTED_PERCENT = 50  # of a release's replicas at once
 
 
-@dataclass(frozen=True, slots=True)
 class EnvoyFiles:
     """The files of an Envoy, which has ``folder`` for itself."""
 
-    folder: Path
-
-    @property
-    def bootstrap(self) -> Path:
-        """Read once, at the start."""
-        return self.folder / "bootstrap.json"
-
-    @property
-    def clusters(self) -> Path:
-        """The releases, and how calls are distributed within each."""
-        return self.folder / "clusters.json"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bootstrap = folder / "bootstrap.json"  # read once, at the start
+        self.clusters = folder / "clusters.json"  # the releases, and how calls are distributed within each
+        self.certificate = folder / "certificate.json"  # names the listeners' certificate
+        self.client_ca = folder / "client_ca.json"  # names the authorities of clients' certificates
 
     def routes(self, model: str, face: Face) -> Path:
         """Which release a call of a listener goes to."""
@@ -65,16 +58,6 @@ class EnvoyFiles:
     def endpoints(self, model: str, release: str, face: Face) -> Path:
         """The replicas of a release."""
         return self.folder / f"endpoints.{_service(model, release, face)}.json"
-
-    @property
-    def certificate(self) -> Path:
-        """Names the listeners' certificate."""
-        return self.folder / "certificate.json"
-
-    @property
-    def client_ca(self) -> Path:
-        """Names the authorities of clients' certificates."""
-        return self.folder / "client_ca.json"
 
 
 def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:

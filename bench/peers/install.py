@@ -67,16 +67,9 @@ class Environment:
     """The environment of ``engine`` below ``folder``. It exists once `make peers` has finished it."""
 
     def __init__(self, folder: Path, engine: str) -> None:
-        self.engine, self.path = engine, folder / engine
-
-    @property
-    def python(self) -> Path:
-        return self.path / "bin" / "python"
-
-    @property
-    def stamp(self) -> Path:
-        """The file that holds the installed requirements, written at the end of an installation."""
-        return self.path / "installed"
+        self.path = folder / engine
+        self.python = self.path / "bin" / "python"
+        self.stamp = self.path / "installed"  # the installed requirements, written at the end of an installation
 
     def require(self) -> None:
         """Raises PeerError if the engine is not installed."""
