@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -29,15 +28,11 @@ class DraftLaw:
         self._by_size: dict[int, list[DraftedStep]] = {}
         for step in steps:
             self._by_size.setdefault(len(step.sequences), []).append(step)
-        self._sizes = sorted(self._by_size)
 
     def draw(self, sequences: int, rng: random.Random) -> DraftedStep:
         """Returns a random step of the nearest recorded number of sequences."""
-        sizes = self._sizes
-        right = min(bisect_left(sizes, sequences), len(sizes) - 1)
-        if right and sequences - sizes[right - 1] < sizes[right] - sequences:
-            right -= 1
-        return rng.choice(self._by_size[sizes[right]])
+        nearest = min(self._by_size, key=lambda size: (abs(size - sequences), -size))
+        return rng.choice(self._by_size[nearest])
 
 
 def _tree(nodes: int) -> TokenTree:
