@@ -332,8 +332,8 @@ class Experiments:
         return running
 
     def _begin_end(self, name: str, state: State, reason: str) -> asyncio.Task[None]:
-        """End the experiment in a task of its own, which only `close` cancels. Keeps the state for `close`, which writes
-        it if it cancels the task."""
+        """End the experiment in a task of its own, which only `close` cancels. Keeps the state for `close`, which
+        writes it if it cancels the task."""
         running = self._running.get(name)
         if running is not None:
             ended = StoredState(state=state, at=now_text(), reason=reason, records=running.records, ran_s=running.ran_s)
