@@ -19,7 +19,7 @@ from specdec.control.estimates.costs import CostTable
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree
-from specdec.core.types import Delta, EngineInfo, Request, RequestEvent, Started
+from specdec.core.types import Delta, Request, RequestEvent, Started
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.scheduler import PlanEntry
@@ -104,7 +104,7 @@ class Replica:
 
     def __init__(self, profile: Profile, law: DraftLaw, seed: int) -> None:
         self._clock, self._front_clock = VirtualClock(), VirtualClock()
-        self._info = profile.engine_info(VOCABULARY)
+        self.info = profile.engine_info(VOCABULARY)  # the engine's, for admission
         self._engine = self._build(profile, law, random.Random(seed))
         limits = profile.limits
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
@@ -125,17 +125,12 @@ class Replica:
         nothing: Any = None  # the simulation neither decodes nor samples
         return Engine(
             EngineParts(
-                config, self._info, cast(Tokenizer, _NoTokenizer()), cast(TargetDecoder, nothing),
+                config, self.info, cast(Tokenizer, _NoTokenizer()), cast(TargetDecoder, nothing),
                 cast(Sampler, nothing), kv, costs=StepCosts(profile.verify),
                 verifier=SimulatedVerifier(profile, clock, rng, drawn), clock=clock, drafting=drafting,
                 trace_steps=0, max_queued_requests=profile.limits.max_queued_requests,
             )
         )  # fmt: skip
-
-    @property
-    def info(self) -> EngineInfo:
-        """The engine's information, for admission."""
-        return self._info
 
     @property
     def busy(self) -> bool:

@@ -26,11 +26,7 @@ class LocalRunner:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self._engine, self._tokenizer = engine, tokenizer
-
-    @property
-    def model(self) -> str:
-        """The target's name."""
-        return self._engine.info().target
+        self.model = engine.info().target
 
     def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order.
