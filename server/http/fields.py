@@ -106,7 +106,7 @@ async def encode_messages(
     variables: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """Token ids of ``messages`` and of the answer's ``beginning``, as `read_conversation` returns them; ``variables``
-    as there.
+    as there. Where thoughts are separated, a beginning stands after them.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -118,7 +118,12 @@ async def encode_messages(
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
-    return (*ids, *await model.tokenizer.encode(beginning, add_special=False)) if beginning else tuple(ids)
+    if not beginning:
+        return tuple(ids)
+    tokenizer, separates = model.tokenizer.loaded, body.raw("separate_reasoning") is not False
+    if separates and tokenizer.thought_marks is not None and tokenizer.leaves_thoughts_open(ids):
+        ids = [*ids, *tokenizer.thought_marks[2]]
+    return (*ids, *await model.tokenizer.encode(beginning, add_special=False))
 
 
 def template_variables(body: Body) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from specdec.errors import InvalidRequestError, ModelError, ViolationCollector
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` in the form that templates expect.
 
-    Each content is one text. A ``function_call`` is a tool call. Arguments of tool calls are objects. Results of calls
-    carry the ``name`` of the function, and stand in the order of their calls: many templates leave out ids.
+    Each content is one text, and thoughts are a ``reasoning_content``. A ``function_call`` is a tool call. Arguments of
+    tool calls are objects. Results of calls carry the ``name`` of the function, and stand in the order of their calls:
+    many templates leave out ids.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; names every such content.
@@ -30,6 +31,9 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     called: dict[str, Any] = {}  # names of functions by the ids of calls
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
+        for name in ("reasoning", "thinking"):  # of vLLM and Ollama
+            if isinstance(thoughts := message.get(name), str):
+                copy.setdefault("reasoning_content", thoughts)
         former = copy.pop("function_call", None)  # OpenAI's form of a single call
         if isinstance(former, Mapping) and not message.get("tool_calls"):
             copy["tool_calls"] = [_call({"type": "function", "function": former})]

@@ -228,6 +228,15 @@ def test_messages_are_copied_and_otherwise_unchanged() -> None:
     assert plain_messages(plain_messages(given)) == plain_messages(given)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_have_one_name(name: str) -> None:
+    said = {"role": "assistant", "content": "a"}
+    (message,) = plain_messages([{**said, name: "b"}])
+    assert message["reasoning_content"] == "b"
+    assert plain_messages([{**said, "thinking": None}]) == [{**said, "thinking": None}]
+    assert plain_messages([{"reasoning": "c", **said, "reasoning_content": "b"}])[0]["reasoning_content"] == "b"
+
+
 @pytest.mark.parametrize(
     ("content", "places"),
     [

@@ -152,6 +152,30 @@ def test_an_answer_of_calls_alone_or_in_a_gap_has_no_thoughts() -> None:
     assert asked(parse_generate, {"prompt": "a"}, server=make_context(Thinker(), Fim())).form.thoughts is not None
 
 
+class Opening(Resumed):
+    """Its template opens the thoughts of an answer."""
+
+    thought_marks = (60, 62, (10, 62, 10))
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        return self.encode("".join(message["content"] for message in messages) + "<", add_special=False)
+
+
+def test_an_answer_that_a_call_begins_has_no_thoughts() -> None:
+    begun = [*said("a"), {"role": "assistant", "content": "{"}]
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (parse_messages, {"messages": begun, "max_tokens": 9}),
+        (parse_chat, {"messages": begun, "continue_final_message": True}),
+    ]
+    for parse, body in bodies:
+        for more, prompt in (({}, b"a<\n>\n{"), ({"messages": said("a")}, b"a<")):
+            found = asked(parse, body | more | {"continue_final_message": not more}, server=make_context(Opening()))
+            assert bytes(found.request.prompt_ids) == prompt
+            assert found.form.thoughts.are_open is bool(more)
+    whole = {"messages": begun, "continue_final_message": True, "separate_reasoning": False}
+    assert bytes(asked(parse_chat, whole, server=make_context(Opening())).request.prompt_ids) == b"a<{"
+
+
 def test_a_resumed_answer_goes_on_with_its_thoughts() -> None:
     def is_open(text: str) -> bool:
         resume = {
