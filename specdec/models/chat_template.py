@@ -31,8 +31,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     called: dict[str, Any] = {}  # names of functions by the ids of calls
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
-        for name in ("reasoning", "thinking"):  # of vLLM and Ollama
-            if isinstance(thoughts := message.get(name), str):
+        for field in ("reasoning", "thinking"):  # of vLLM and Ollama
+            if isinstance(thoughts := message.get(field), str):
                 copy.setdefault("reasoning_content", thoughts)
         former = copy.pop("function_call", None)  # OpenAI's form of a single call
         if isinstance(former, Mapping) and not message.get("tool_calls"):
