@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from draft.best_first import MAX_CONTEXTS, Child, expand, match_of, share_out, trust
 from draft.protocol import Drafter, DraftTask
-from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
+from draft.suffix_automaton import BREAK, WINDOW, SuffixAutomaton, SuffixCursor
 from draft.text_store import TextLibrary, TextStore
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
@@ -42,6 +42,9 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
             yield length, [(token, counts[target], (automaton, target, behind)) for token, target in options]
 
 
+OWN_TOKENS = 512  # of the cached part of a prompt that its own index has where the stores hold the rest
+
+
 class SuffixReader:
     """Indexes a sequence's prediction, prompt and output, and matches its end in the texts of ``stores``."""
 
@@ -59,9 +62,21 @@ class SuffixReader:
             if part:
                 self._unindexed += part
                 self._unindexed.append(BREAK)
-        self._unindexed += self._text  # last, so that the automaton ends where the text does
         self.stores = stores
         self.cursors: list[SuffixCursor] = []
+        # Last, so that the automaton ends where the text does
+        self._unindexed += self._text[self._n_stored(sequence.cached_tokens) :]
+
+    def _n_stored(self, cached: int) -> int:
+        """Tokens at the text's beginning that need no index of their own. The prefix cache holds the ``cached`` ones of an
+        earlier request of the same salt. Once that ended, the stores hold them too."""
+        end = min(cached, len(self._text)) - OWN_TOKENS
+        if end > 0:
+            for cursor in map(SuffixCursor, self._texts()):
+                cursor.follow(self._text[max(0, end - WINDOW) : end])
+                if cursor.length == WINDOW:
+                    return end
+        return 0
 
     @property
     def pending(self) -> int:
@@ -99,8 +114,11 @@ class SuffixReader:
         found.sort(key=lambda context: -context[2])
         return found[:MAX_CONTEXTS]
 
+    def _texts(self) -> list[SuffixAutomaton]:
+        return [text for store in self.stores for text in store.generations if text.size]
+
     def _follow(self) -> list[SuffixCursor]:
-        texts = [text for store in self.stores for text in store.generations if text.size]
+        texts = self._texts()
         if [cursor.automaton for cursor in self.cursors] != texts:
             known = {id(cursor.automaton): cursor for cursor in self.cursors}
             self.cursors = [known.get(id(text)) or SuffixCursor(text) for text in texts]

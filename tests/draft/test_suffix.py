@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix
-from draft.suffix import INDEXED_PER_STEP, SuffixDrafter
+from draft.suffix import INDEXED_PER_STEP, OWN_TOKENS, SuffixDrafter
 from draft.text_store import SHARED_AGE_S
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
@@ -196,6 +196,26 @@ def test_a_change_in_a_known_text_costs_only_itself() -> None:
     finish(suffixes, text)
     assert fresh < 3
     assert replay(suffixes, make_sequence([9999]), changed) > 8
+
+
+def test_a_cached_conversation_is_indexed_once() -> None:
+    suffixes, earlier = drafter(), code_like(2000, 6)
+    turn = [7001, 7002, *earlier[100:120]]
+
+    def indexed(cached: int) -> int:
+        sequence = make_sequence([*earlier, *turn])
+        sequence.cached_tokens = cached
+        suffixes.begin(sequence)
+        assert propose(suffixes, sequence, nodes=31, width=1).tokens == earlier[119:151]
+        return suffixes._readers[sequence].automaton.size
+
+    assert indexed(1984) == 2000 + len(turn)  # the request that computed its pages still runs
+    finish(suffixes, earlier)
+    assert indexed(1984) == OWN_TOKENS + 16 + len(turn)
+    for cached in (0, OWN_TOKENS, OWN_TOKENS + 8):  # too few: the store is not asked
+        assert indexed(cached) == 2000 + len(turn)
+    earlier[1984 - OWN_TOKENS - 9] = 7003
+    assert indexed(1984) == 2000 + len(turn)  # the store's text is another
 
 
 def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
