@@ -96,7 +96,9 @@ class PagePool:
         """``count`` pages with one reference each; at most ``n_available``."""
         free, pages = self._free, []
         for _ in range(count):
-            page = free.pop() if free else self._evict()
+            if not free:
+                self.evict(next(iter(self._idle)))
+            page = free.pop()
             self.references[page] = 1
             pages.append(page)
         return pages
@@ -124,21 +126,16 @@ class PagePool:
 
     def flush(self) -> int:
         """Evict every idle page; returns how many."""
-        count = len(self._idle)
-        for _ in range(count):
-            self._free.append(self._evict())
-        return count
+        idle = list(self._idle)
+        for page in idle:
+            self.evict(page)
+        return len(idle)
 
     def evict(self, page: int) -> None:
         """Evict one idle page."""
         del self._idle[page]
         self.on_evict(page)
         self._free.append(page)
-
-    def _evict(self) -> int:
-        page, _ = self._idle.popitem(last=False)
-        self.on_evict(page)
-        return page
 
 
 @dataclass(slots=True)

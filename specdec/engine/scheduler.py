@@ -454,13 +454,9 @@ def fair_shares(wishes: list[int], budget: int) -> list[int]:
     shares = [0] * len(wishes)
     hungry = [i for i, wish in enumerate(wishes) if wish > 0]
     while budget > 0 and hungry:
-        if budget < len(hungry):
-            for i in hungry[:budget]:
-                shares[i] += 1
-            break
-        each = budget // len(hungry)
+        each = max(1, budget // len(hungry))
         for i in hungry:
-            more = min(each, wishes[i] - shares[i])
+            more = min(each, wishes[i] - shares[i], budget)
             shares[i] += more
             budget -= more
         hungry = [i for i in hungry if shares[i] < wishes[i]]
