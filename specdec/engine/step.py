@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
+from operator import mul
 
 from draft.manager import DrafterManager
 from specdec.control.inputs import DraftWork, Outcome
@@ -122,28 +124,22 @@ class Step:
         return (self._lap_s - last) * 1e3
 
     def _plan(self, result: StepResult) -> StepPlan:
-        def want(sequence: Sequence) -> int:
+        def guarded(call: Callable[[Sequence], int | None], sequence: Sequence) -> int:
             try:
-                return self._drafting.want(sequence)
+                return call(sequence) or 0
             except Exception as error:
                 result.fail(sequence, error, "drafting")
                 return 0
 
-        plan = self._scheduler.plan(want)
+        plan = self._scheduler.plan(partial(guarded, self._drafting.want))
         result.admitted = plan.admitted
         for sequence in plan.preempted + plan.paused:
-            try:
-                self._drafters.rewind(sequence)
-            except Exception as error:
-                result.fail(sequence, error, "drafting")
+            guarded(self._drafters.rewind, sequence)
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = self._clock()
             if not sequence.was_set_aside:
-                try:
-                    self._drafting.begin(sequence)
-                except Exception as error:
-                    result.fail(sequence, error, "drafting")
+                guarded(self._drafting.begin, sequence)
         return plan
 
     def _propose(self, plan: StepPlan, result: StepResult) -> Proposals:
@@ -252,32 +248,20 @@ def _count_rows(plan: StepPlan, proposals: Proposals, result: StepResult) -> Non
     result.sequences = len(plan.entries)
     times, nodes = result.times, [len(tree) for tree in proposals.trees if tree is not None]
     times.decodes, times.draft_rows = len(nodes), sum(nodes) - len(nodes)
-    times.rows = sum([entry.prefill for entry in plan.entries]) + sum(nodes)
-    times.context, times.prompt_context, times.plain_context = _mean_contexts(plan)
+    prefills = [entry.prefill for entry in plan.entries]
+    times.rows = sum(prefills) + sum(nodes)
+    # Prompt rows attend to half of their own chunk on average. Draft rows are left out; they attend to what their root
+    # does.
+    contexts = [entry.seq.n_computed + 0.5 * entry.prefill for entry in plan.entries]
+    times.context = _mean(contexts, [prefill + 1 for prefill in prefills])
+    times.prompt_context = _mean(contexts, prefills)
+    times.plain_context = _mean(contexts, [entry.samples for entry in plan.entries])
 
 
-def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:
-    """Mean number of tokens that a row attends to: over all rows, prompt rows, and rows of pending tokens.
-
-    Prompt rows attend to half of their own chunk on average. Draft rows are left out; they attend to what their root
-    does.
-    """
-    rows = prompt_rows = plain_rows = looked = prompts_looked = plain_looked = 0.0
-    for entry in plan.entries:
-        prefill, context = entry.prefill, entry.seq.n_computed + 0.5 * entry.prefill
-        rows += prefill + 1
-        looked += (prefill + 1) * context
-        if prefill:
-            prompt_rows += prefill
-            prompts_looked += prefill * context
-        if entry.samples:
-            plain_rows += 1
-            plain_looked += context
-    return (
-        looked / rows if rows else 0.0,
-        prompts_looked / prompt_rows if prompt_rows else 0.0,
-        plain_looked / plain_rows if plain_rows else 0.0,
-    )
+def _mean(contexts: Seq[float], rows: Seq[int]) -> float:
+    """The mean of ``contexts``, each counted as often as ``rows`` say; 0 without rows."""
+    total = sum(rows)
+    return sum(map(mul, contexts, rows)) / total if total else 0.0
 
 
 def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> StepTree:

@@ -9,8 +9,10 @@ import pytest
 from specdec.control.estimates.costs import CostTable
 from specdec.control.prefill_pace import PrefillPace, StepTimes
 from specdec.core.sequence import Sequence, SequencePhase
+from specdec.core.tree import TokenTree
+from specdec.engine.propose import Proposals
 from specdec.engine.scheduler import PlanEntry, StepPlan
-from specdec.engine.step import _mean_contexts
+from specdec.engine.step import StepResult, _count_rows
 from tests.core.kv_cache.sequences import make_request, make_samples
 from tests.engine.scheduler.rig import Rig, queued
 
@@ -111,7 +113,10 @@ def test_bug_the_attended_tokens_of_decodes_exclude_the_prompt() -> None:
         seq.n_computed = 100
     prompt.n_computed = 4000
     plan = StepPlan([*(PlanEntry(seq, 0, 10, True) for seq in decodes), PlanEntry(prompt, 192, 0, False)])
-    assert _mean_contexts(plan)[1:] == (4096.0, 100.0)
+    result = StepResult(0.0)
+    _count_rows(plan, Proposals([*(TokenTree(1) for _ in decodes), None]), result)
+    times = result.times
+    assert (times.rows, times.prompt_rows, times.prompt_context, times.plain_context) == (196, 192, 4096.0, 100.0)
 
 
 def test_a_higher_priority_gets_the_whole_chunk() -> None:
