@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from specdec.core.fields import MAX_DRAFT_NODES
 
-MAX_NODES = MAX_DRAFT_NODES + 1  # the root included
+MAX_NODES = MAX_DRAFT_NODES + 1  # of a tree that one drafter proposes or a forward verifies, the root included
 
 
 class TokenTree:
@@ -33,7 +33,7 @@ class TokenTree:
         """Add ``token`` under ``parent``; returns its node. Added again, it keeps the best score with its cell.
 
         Raises:
-            ValueError: ``parent`` is not a node, or the tree is full.
+            ValueError: ``parent`` is not a node.
         """
         known = self._children.get((parent, token))
         named = (source,) if isinstance(source, str) else source
@@ -45,8 +45,6 @@ class TokenTree:
             return known
         if not 0 <= parent < len(self.tokens):
             raise ValueError(f"parent: {parent} is not a node of a tree of {len(self.tokens)}")
-        if len(self.tokens) >= MAX_NODES:
-            raise ValueError(f"tree: holds at most {MAX_NODES} nodes")
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -85,16 +83,6 @@ class TokenTree:
             node = child
         return nodes
 
-    def best(self, limit: int) -> TokenTree:
-        """At most ``limit`` draft nodes of highest score, in depth-first order, best child first.
-
-        A node's score is capped by its parent's, so the best nodes always form a tree; in this order the likely
-        path lies at slots that are its positions, and its KV needs no move when accepted.
-        """
-        capped = self.capped_scores()
-        # Stable in topological order: at equal scores a parent precedes its child.
-        return self.subtree(sorted(range(1, len(self.tokens)), key=lambda n: -capped[n])[:limit])
-
     def capped_scores(self) -> list[float]:
         """Scores in which no node exceeds its parent."""
         capped, parents = list(self.scores), self.parents
@@ -105,7 +93,11 @@ class TokenTree:
         return capped
 
     def subtree(self, kept: Iterable[int]) -> TokenTree:
-        """The tree of the nodes ``kept``, given best first and with every node's parent among them (or the root)."""
+        """The tree of the nodes ``kept``, given best first and with every node's parent among them (or the root).
+
+        Its nodes are in depth-first order, best child first: so the likely path lies at slots that are its positions,
+        and its KV needs no move when accepted. A node's score is capped by its parent's.
+        """
         capped = self.capped_scores()
         children: dict[int, list[int]] = {}
         for node in kept:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
-from specdec.core.tree import MAX_NODES, TokenTree
+from specdec.core.tree import TokenTree
 
 Edge = tuple[int, int, float]
 """(parent, token, chance given the parent)."""
@@ -65,8 +65,7 @@ def trees(draw: st.DrawFn, most: int = 8, source: str = "s", tokens: int = 3) ->
     for _ in range(draw(st.integers(0, most))):
         parent = draw(st.integers(0, len(tree) - 1))
         chance = draw(st.sampled_from([1.0, 0.9, 0.5, 0.25, 0.1]) | st.floats(0.01, 1.0))
-        if len(tree) < MAX_NODES:
-            tree.add(parent, draw(st.integers(0, tokens - 1)), tree.scores[parent] + math.log(chance), source)
+        tree.add(parent, draw(st.integers(0, tokens - 1)), tree.scores[parent] + math.log(chance), source)
     return tree
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec.control.inputs import SequenceInputs
 from specdec.control.policies.which_nodes import choose
-from specdec.core.tree import TokenTree
+from specdec.core.tree import MAX_NODES, TokenTree
 from tests.control.helpers import chain, make_one, make_tree, trees
 
 
@@ -205,6 +205,14 @@ def test_a_score_above_its_parents_counts_as_its_parents() -> None:
     tree.add(1, 2, math.log(0.99), "s")
     curve = [0.0, 10, 11, 12, 13]
     assert choose([make_one()], [tree], curve[1:], 0.0).kept == [[]]
+
+
+def test_likely_nodes_displace_the_unlikely_ones_of_a_full_tree() -> None:
+    tree = make_tree([*((0, 100 + t, 0.005) for t in range(MAX_NODES - 1)), (0, 1, 0.9), (MAX_NODES, 2, 0.9)])
+    one = make_one(forced=True, nodes=MAX_NODES - 1)
+    (kept,) = choose([one], [tree], [float(1 + rows) for rows in range(len(tree))], 0.0).kept
+    assert len(kept) == MAX_NODES - 1
+    assert kept[:2] == [MAX_NODES, MAX_NODES + 1]
 
 
 def test_without_proposals_the_step_is_plain() -> None:

@@ -8,15 +8,15 @@ from itertools import accumulate
 
 from specdec.control.inputs import Plan, SequenceInputs
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
-from specdec.core.tree import MAX_NODES, TokenTree
+from specdec.core.tree import TokenTree
 
 
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
-    """Merge the draft nodes of ``trees``, which share their pending token, into one tree, best nodes first.
+    """Merge the draft nodes of ``trees``, which share their pending token, into one tree.
 
     A node with several proposers has the best of their chances: they read the same text.
     """
-    proposals = _fitting([tree for tree in trees if len(tree.tokens) > 1])
+    proposals = [tree for tree in trees if len(tree.tokens) > 1]
     if len(proposals) < 2:
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
     merged = TokenTree(trees[0].tokens[0])
@@ -24,9 +24,7 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     for tree in proposals:
         nodes = {0: 0}
         for node in range(1, len(tree)):
-            parent = nodes.get(tree.parents[node])
-            if parent is None:
-                continue
+            parent = nodes[tree.parents[node]]
             chance = math.exp(min(0.0, tree.scores[node] - tree.scores[tree.parents[node]]))
             known = merged.child(parent, tree.tokens[node])
             if known is not None:
@@ -37,24 +35,6 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     for node in range(1, len(merged)):
         merged.scores[node] = merged.scores[merged.parents[node]] + math.log(max(chances[node], 1e-9))
     return merged
-
-
-def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
-    """``trees`` without their least likely nodes, if all nodes might not fit into one tree."""
-    total = sum(len(tree) - 1 for tree in trees)
-    if total < MAX_NODES:
-        return trees
-    scores = sorted((score for tree in trees for score in tree.capped_scores()[1:]), reverse=True)
-    least = scores[MAX_NODES - 2]
-    room = MAX_NODES - 1 - sum(score > least for score in scores)
-    fitting = []
-    for tree in trees:
-        capped = tree.capped_scores()
-        above = sum(score > least for score in capped[1:])
-        equal = min(room, sum(score == least for score in capped[1:]))
-        room -= equal
-        fitting.append(tree.best(above + equal))
-    return [tree for tree in fitting if len(tree) > 1]
 
 
 def choose(
