@@ -54,11 +54,6 @@ class DrafterManager:
         self._faults = dict.fromkeys(self._drafters, 0)
         self._suspended_until = dict.fromkeys(self._drafters, -math.inf)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the loaded drafters."""
-        return tuple(self._drafters)
-
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence starts. allowed: drafters that may propose for it; None: all."""
         begun = [d for d in self._drafters.values() if selects(allowed, d.name) and self._serves(d, sequence)]

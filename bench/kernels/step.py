@@ -174,8 +174,7 @@ class StepFigures:
             samplings = [RowSampling(SamplingPolicy(0, temperature=0.0), 100)] * rows
 
             def once(step: StepRows = step, samplings: list[RowSampling] = samplings) -> None:
-                _, pending = verifier.queue(step, lambda: samplings, [None] * len(step.roots))
-                pending.read()
+                verifier.queue(step, lambda: samplings, [None] * len(step.roots)).mirror.wait()
 
             for _ in range(RUNS):
                 once()

@@ -21,7 +21,7 @@ from specdec.engine.verify import Acceptance, StepRows, StepVerifier
 from specdec.errors import StageError
 from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
-from specdec.models.device_step import HostMirror, PendingResult, StepArrays
+from specdec.models.device_step import HostMirror, StepArrays
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.accept import AcceptResult, accept
@@ -44,7 +44,7 @@ class DeviceOutputs:
     values: Tensor | None
     """float64 [samples, top], their log-probabilities"""
     mirror: HostMirror
-    """Copies in CPU memory, valid once the step is done."""
+    """Copies in CPU memory."""
 
     @staticmethod
     def allocate(entries: int, samples: int, top: int | None, max_depth: int, device: torch.device) -> DeviceOutputs:
@@ -82,10 +82,10 @@ class DeviceVerifier(StepVerifier):
     """
 
     overlaps = True
+    _decoder: DeviceDecoder
 
     def __init__(self, decoder: DeviceDecoder) -> None:
         super().__init__(decoder)
-        self._decoder = decoder
         samples, device = decoder.max_logit_rows, decoder.device
         self._workspace = SamplingWorkspace.allocate(samples, SamplingPlan.of(decoder.config.vocab_size), device)
         self._outputs: dict[tuple[int, int, int | None], DeviceOutputs] = {}
@@ -96,13 +96,11 @@ class DeviceVerifier(StepVerifier):
         self._first_rows = rows.first_rows
         tops = [entry.seq.request.output.logprobs for entry in entries]
         faults: dict[int, StageError] = {}
-        outputs, pending = self.queue(rows, partial(_samplings, entries, trees, faults), tops)
-        return partial(_accepted, outputs, pending, rows, tops, faults)
+        outputs = self.queue(rows, partial(_samplings, entries, trees, faults), tops)
+        return partial(_accepted, outputs, rows, tops, faults)
 
-    def queue(
-        self, rows: StepRows, samplings: Callable[[], list[RowSampling]], tops: Seq[int | None]
-    ) -> tuple[DeviceOutputs, PendingResult]:
-        """Queue a step without waiting for it.
+    def queue(self, rows: StepRows, samplings: Callable[[], list[RowSampling]], tops: Seq[int | None]) -> DeviceOutputs:
+        """Queue a step without waiting for it (`HostMirror.wait`).
 
         samplings: returns them by logit row; it is called while the device computes the forward. tops: by entry, the
         number of best tokens to report; None: no log-probabilities.
@@ -121,7 +119,8 @@ class DeviceVerifier(StepVerifier):
             logits = decoder.network.logits_of(step.tier.samples)
             work = partial(self.decide, step, table, needs, logits, outputs)
             decoder.graphs.run(("decide", step.tier, needs, top), work)
-        return outputs, PendingResult(outputs.mirror, decoder.device)
+        outputs.mirror.end_step()
+        return outputs
 
     def _outputs_of(self, entries: int, samples: int, top: int | None) -> DeviceOutputs:
         key = (entries, samples, top)
@@ -173,17 +172,13 @@ def _paths(tree: TokenTree) -> list[list[int]]:
 
 
 def _accepted(
-    outputs: DeviceOutputs,
-    pending: PendingResult,
-    rows: StepRows,
-    tops: Seq[int | None],
-    faults: Mapping[int, StageError],
+    outputs: DeviceOutputs, rows: StepRows, tops: Seq[int | None], faults: Mapping[int, StageError]
 ) -> list[Acceptance]:
     """Wait for the device; returns its results by entry."""
     found = [Acceptance() for _ in rows.roots]
     if not rows.logit_rows:
         return found
-    pending.read()
+    outputs.mirror.wait()
     counts, nodes, emitted = outputs.accepted_rows()
     for i, root in enumerate(rows.roots):
         if root < 0:
@@ -246,6 +241,6 @@ def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top:
     entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
     sampled = list(range(len(samplings)))
     step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])
-    _, pending = verifier.queue(step, lambda: samplings, [top])
+    outputs = verifier.queue(step, lambda: samplings, [top])
     if sampled:
-        pending.read()
+        outputs.mirror.wait()

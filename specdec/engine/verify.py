@@ -87,25 +87,25 @@ class StepVerifier(ABC):
     """Whether `start` returns before the result is there."""
 
     def __init__(self, decoder: TargetDecoder) -> None:
-        self._target = decoder
+        self._decoder = decoder
         self._first_rows: list[int] = []  # by entry of the last step
 
     @property
     def keeps_aux_states(self) -> bool:
         """Whether the target keeps auxiliary hidden states for a feature head."""
-        return bool(self._target.aux_layers)
+        return bool(self._decoder.aux_layers)
 
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """Hidden states of the last step's entry ``index``: the first ``count`` of its prompt rows, root and accepted
         path, float32 [count, layers * hidden] in CPU memory."""
         first = self._first_rows[index]
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
-        return self._target.aux_hidden_states[rows[:count]].float().cpu()
+        return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
     def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
         """Hidden states after the final norm of ``rows`` of the last step's entry ``index``, [rows, hidden]."""
         first = self._first_rows[index]
-        return self._target.final_states(slice(first + rows.start, first + rows.stop))
+        return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
 
     @abstractmethod
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
@@ -126,7 +126,7 @@ class Verifier(StepVerifier):
 
     def __init__(self, decoder: TargetDecoder, sampler: Sampler) -> None:
         super().__init__(decoder)
-        self._decoder, self._sampler = decoder, sampler
+        self._sampler = sampler
 
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`; the result is there on return."""

@@ -237,31 +237,27 @@ class StepBuffer:
 
 
 class HostMirror:
-    """Host copies of device tensors. `copy` may be part of a graph; read the arrays once that work is done."""
+    """Host copies of device tensors, valid once the step that copied them is done. The host may do other work before it
+    waits for that."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._there = list(tensors)
         self._here = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+        self._done = torch.cuda.Event() if tensors[0].is_cuda else None
         self.arrays: list[NDArray[Any]] = [tensor.numpy() for tensor in self._here]
         """The last copies, in the tensors' order; overwritten by the next copy."""
 
     def copy(self) -> None:
-        """Queue the copies."""
+        """Queue the copies. May be part of a graph."""
         for here, there in zip(self._here, self._there, strict=True):
             here.copy_(there, non_blocking=True)
 
-
-class PendingResult:
-    """The result of a step that is queued on the device; the host may do other work before it reads it."""
-
-    def __init__(self, mirror: HostMirror, device: torch.device) -> None:
-        self._mirror = mirror
-        self._done = torch.cuda.Event() if device.type == "cuda" else None
+    def end_step(self) -> None:
+        """Note that the step's work is queued."""
         if self._done is not None:
             self._done.record()
 
-    def read(self) -> list[NDArray[Any]]:
-        """Wait for the device and return the mirror's arrays. Read them before the next step is queued."""
+    def wait(self) -> None:
+        """Wait for the last step that has ended. Read the copies before the next one is queued."""
         if self._done is not None:
             self._done.synchronize()
-        return self._mirror.arrays

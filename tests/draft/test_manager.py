@@ -398,9 +398,8 @@ def test_a_sequence_that_never_started_may_end() -> None:
     assert drafter.calls == []
 
 
-def test_names_and_costs() -> None:
+def test_which_drafters_run_a_model() -> None:
     panel = DrafterManager([Scripted("a", chain()), Scripted("b", chain(), model_based=True)], VOCAB)
-    assert panel.names == ("a", "b")
     assert panel.model_based == {"a": False, "b": True}
 
 

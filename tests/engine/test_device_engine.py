@@ -42,7 +42,7 @@ from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
 from specdec.models import device_weights
 from specdec.models.device_decoder import DeviceDecoder
-from specdec.models.device_step import PendingResult
+from specdec.models.device_step import HostMirror
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.weights import linear_plans
@@ -169,11 +169,11 @@ def test_the_device_works_while_sampling_is_prepared_and_the_controller_learns()
     with (
         noted(DeviceDecoder, "compute"),
         noted(SequenceSampling, "row"),
-        noted(PendingResult, "read"),
+        noted(HostMirror, "wait"),
         noted(StepTracer, "add"),
     ):
         run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
-    assert log == ["compute", "row", "read", *["compute", "row", "add", "read"] * 2, "add"]
+    assert log == ["compute", "row", "wait", *["compute", "row", "add", "wait"] * 2, "add"]
 
 
 @pytest.mark.parametrize(("capability", "hip"), [((8, 0), None), ((9, 4), "6.2")], ids=["A100", "MI300"])
@@ -436,7 +436,7 @@ def test_a_warm_up_leaves_nothing_to_compile() -> None:
     class Noting(DeviceVerifier):
         def queue(self, rows: StepRows, samplings: Callable[[], list[RowSampling]], tops: Seq[int | None]) -> Any:
             selected.append((rows.batch.rows, SamplingNeeds.of(samplings()), tops[0]))
-            return mock.MagicMock(), mock.MagicMock()
+            return mock.MagicMock()
 
     warm_up(Noting(decoder), decoder)
     for noise, filters in ((False, False), (True, False), (True, True)):
