@@ -280,6 +280,18 @@ def test_a_long_forced_text_is_split_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     ours.close()
 
 
+def test_a_text_that_the_tokenizer_changes_is_spelled_by_its_longest_tokens() -> None:
+    data = json.loads(byte_level()._backend.to_str()) | {"normalizer": {"type": "NFC"}}
+    ours = GrammarCompiler(Tokenizer(json.dumps(data), TokenizerInfo(eos_ids=(EOS,))), VOCAB_SIZE)
+    text = "e\u0301"
+    assert ours._tokenizer.encode_inside(text) == []
+    state = compiled(ours, GrammarParams(KIND.CHOICE, json.dumps([text])))
+    written = state.forced((), 8)
+    assert b"".join(map(ours._tokenizer.token_bytes, written[:-1])) == text.encode()
+    assert written[-1] == EOS
+    ours.close()
+
+
 def test_unusable_allowed_ids_are_rejected() -> None:
     params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
     compiled(compiler(), params, (a, EOS))
