@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draft.growth import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, prefill_drafts, worth_expanding
 from draft.protocol import DraftTask, ModelBasedDrafter
-from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
+from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
@@ -18,10 +18,11 @@ from specdec.core.tree import TokenTree
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.sampling import RowSampling
+from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 MAX_TOGETHER = 16  # sequences drafted together; bounds the buffer of logits in the target's vocabulary
 SPARE_TOKENS = 3  # tokens considered beyond the width, to replace those without a twin
+GREEDY = RowSampling(SamplingPolicy(0, temperature=0.0), 0)
 REST_OF_TOKEN_CHANCE = 0.95  # that the target continues a draft token that it splits; a guess, later calibrated
 
 _Offer = tuple[int, float, int, int, float]
@@ -194,14 +195,14 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
     ) -> tuple[list[list[tuple[int, float]]], list[tuple[int, float]]]:
         """Per row of the draft's logits: the target's best tokens (token, log-probability), and the draft's best
         (token, probability)."""
+        own = self._sampler.children(logits, [GREEDY] * len(rows), width + SPARE_TOKENS)
+        best = [(row[0][0], math.exp(row[0][1])) for row in own]
         if any(row.edits is not None or row.policy.temperature > 0 for row in rows):
-            children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
-            return children, best_tokens(logits)
+            return self._sampler.children(self._bridge.translate(logits, self._logits), rows, width), best
         # Greedy rows do not depend on the target's ids, and the draft's own table is a third as long.
-        own = self._sampler.children(logits, rows, width + SPARE_TOKENS)
         to_target = self._bridge.to_target
         twins = [[(to_target[token], logprob) for token, logprob in row if to_target[token] >= 0] for row in own]
-        return [row[:width] for row in twins], [(row[0][0], math.exp(row[0][1])) for row in own]
+        return [row[:width] for row in twins], best
 
     def _add_twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
         """Add tokens that have a twin; returns the new own nodes."""

@@ -43,12 +43,13 @@ class VocabularyBridge:
         self.spelled = lru_cache(maxsize=65536)(self._spelled)
 
     def translate(self, logits: Tensor, out: Tensor) -> Tensor:
-        """The draft's logits [rows, draft vocabulary] by the target's ids, in the first rows of ``out``.
+        """The draft's logits [rows, draft vocabulary], from any device, by the target's ids, in the first rows of
+        ``out``.
 
         out: float32 [>= rows, target vocabulary], from `buffer`; ids without a twin keep `MASKED_LOGIT`.
         """
         # numpy: torch would wake its thread pool, which takes longer than the copy
-        source, into = logits.numpy(), out.numpy()
+        source, into = logits.cpu().numpy(), out.numpy()
         for row in range(logits.shape[0]):
             into[row, self._target_ids] = source[row, self._draft_ids]
         return out[: logits.shape[0]]
@@ -75,15 +76,6 @@ class VocabularyBridge:
 def _by_use(tokenizer: Tokenizer, size: int) -> list[int]:
     """Tokens below ``size``. Of equal bytes, the one that texts are split into comes first."""
     return sorted(range(min(size, tokenizer.vocab_size)), key=lambda token: token in tokenizer.fallback_ids)
-
-
-def best_tokens(logits: Tensor) -> list[tuple[int, float]]:
-    """The likeliest token of each row and its probability."""
-    values = logits.numpy()
-    best = values.argmax(axis=1)
-    top = values[np.arange(len(best)), best]
-    chances = 1.0 / np.exp(values - top[:, None]).sum(axis=1)
-    return list(zip(best.tolist(), chances.tolist(), strict=True))
 
 
 UNSTABLE_TOKENS = 8  # last tokens of the tail, which further text may change

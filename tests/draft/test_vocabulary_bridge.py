@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.retokenize import MASKED_LOGIT, VocabularyBridge, best_tokens
+from draft.retokenize import MASKED_LOGIT, VocabularyBridge
 from specdec.models.tokenizer import Tokenizer
 from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
 from tests.grammar.helpers import sentence_piece
@@ -150,10 +151,18 @@ def test_a_target_that_adds_spaces_tokenizes_parts_of_words(target: Tokenizer) -
         assert b"".join(map(target.token_bytes, both.spelled(token))) == text.encode()
 
 
-@settings(max_examples=20)
-@given(seed=st.integers(0, 2**32))
-def test_best_tokens(seed: int) -> None:
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 30
-    tokens, chances = zip(*best_tokens(logits), strict=True)
-    assert list(tokens) == logits.argmax(1).tolist()
-    assert list(chances) == pytest.approx(logits.softmax(1).max(1).values.tolist(), rel=1e-4)
+class OnDevice(torch.Tensor):
+    """Logits in a GPU's memory, which numpy cannot read."""
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        raise TypeError("can't convert a tensor of a device to numpy")
+
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_bug_logits_of_a_gpu_are_translated() -> None:
+    both = bridge()
+    logits = torch.randn(2, len(both.to_target))
+    found = both.translate(logits.as_subclass(OnDevice), both.buffer(2)).clone()
+    assert torch.equal(found, both.translate(logits, both.buffer(2)))
