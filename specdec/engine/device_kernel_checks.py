@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from specdec.core.kv_cache import pages_for
 from specdec.core.tree import MAX_NODES
 from specdec.engine.device_verify import POLICIES, TOP, edited
 from specdec.errors import KernelError
@@ -107,7 +108,7 @@ def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     """What no other code replaces: look-ups, post-norms, KV writes and attention."""
     c, norm, pool = decoder.config, decoder.model.weights.final_norm, decoder.pool
     table = cast(Tensor, decoder.model.weights.embed)
-    sliding = [bool(c.sliding_layers and c.sliding_layers[i]) for i in range(c.n_layers)]
+    windows = [c.window(i) for i in range(c.n_layers)]
 
     def looked_up() -> Pairs:
         ids, out = torch.tensor([0, len(table) - 1, 1, 0], device=table.device), torch.zeros_like(table[:4])
@@ -126,35 +127,33 @@ def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
     if c.post_norms:
         yield KernelCheck("norm_rows", f"3 rows of {c.hidden_size}", post_normed)
     wide = WIDE_ROWS - (-WIDE_ROWS * 64 * c.n_kv_heads // c.n_heads)
-    for layer in (sliding.index(kind) for kind in sorted(set(sliding))):
-        far = max(LONG, (c.sliding_window or 0) + 70 if sliding[layer] else 0)
+    for window in sorted(set(windows)):
+        layer, far = windows.index(window), max(LONG, window + 70)
         steps = [[(0, 1)], [(0, 1), (70, 3), (130, 7)], [(far, 7)], [(70, wide)]]  # (context, rows) by sequence
         for step, coarse in [*((step, False) for step in steps), (steps[2], True)]:
-            sizes = len(step), sum(rows for _, rows in step), sum(_pages(*each) for each in step), max(map(sum, step))
+            totals = [sum(each) for each in step]
+            sizes = len(step), sum(rows for _, rows in step), sum(map(pages_for, totals)), max(totals)
             limits = decoder.buffer.tiers.largest.entries, decoder.max_rows, pool.pages, decoder.max_positions
             if any(size > most for size, most in zip(sizes, limits, strict=True)):
                 continue  # no step is so large
             shape = f"{step} (context, rows), head_dim {c.head_dim}, {pool.k.dtype} KV{', coarse' * coarse}"
-            run = partial(_attend, decoder, layer, sliding[layer], step, coarse)
+            run = partial(_attend, decoder, layer, step, coarse)
             yield KernelCheck("write_kv", shape, partial(run, False), FP8_ERROR if pool.k.dtype == FP8 else HALF_ERROR)
             yield KernelCheck("tree_attention", shape, partial(run, True), ATTENTION_ERROR)
 
 
-def _pages(context: int, rows: int) -> int:
-    return -(-(context + rows) // PAGE_SIZE)
-
-
 def _attend(
-    decoder: DeviceDecoder, layer: int, sliding: bool, step: Sequence[tuple[int, int]], coarse: bool, attention: bool
+    decoder: DeviceDecoder, layer: int, step: Sequence[tuple[int, int]], coarse: bool, attention: bool
 ) -> Pairs:
     """One layer of a step over random keys and values: q, K and V as written, or ``attention``'s results."""
     c, network, weights = decoder.config, decoder.network, decoder.model.weights.layers[layer]
-    entries, ids = [], list(range(sum(_pages(*each) for each in step)))
+    window, totals = c.window(layer), [sum(each) for each in step]
+    entries, ids = [], list(range(sum(map(pages_for, totals))))
     pools = [pool[: len(ids)] for pool in decoder.pool.layer(layer)]
     for ctx, rows in step:
         root = max(rows - MAX_NODES, 0)  # rows are a chain, of which the last 64 are a tree instead
         parents = [row - 1 if row <= root else root + (row - root - 1) // 2 for row in range(rows)]
-        entries.append(BatchEntry([0] * rows, parents, ctx, [ids.pop() for _ in range(_pages(ctx, rows))]))
+        entries.append(BatchEntry([0] * rows, parents, ctx, [ids.pop() for _ in range(pages_for(ctx + rows))]))
     batch = ForwardBatch.build(entries)
     arrays = decoder.buffer.load(batch, [])
     for pool in pools:
@@ -164,8 +163,8 @@ def _attend(
     k, v = (pool.float().cpu() for pool in pools)
     q_norm, k_norm = (None if norm is None else norm.float().cpu() for norm in (weights.q_norm, weights.k_norm))
     spec = AttentionSpec(
-        c.n_heads, c.n_kv_heads, c.head_dim, c.attn_scale, c.norm_eps, (c.sliding_window or 0) if sliding else 0,
-        q_norm, k_norm, *rope_tables(c.rope, c.head_dim, max(map(sum, step)), local=sliding), qkv.float().cpu(),
+        c.n_heads, c.n_kv_heads, c.head_dim, c.attn_scale, c.norm_eps, window, q_norm, k_norm,
+        *rope_tables(c.rope, c.head_dim, max(totals), local=window > 0), qkv.float().cpu(),
         out.float().cpu(), KvTensors(k.transpose(-1, -2), v),
     )  # fmt: skip
     twins = write_rows(spec, batch), k, v

@@ -87,6 +87,11 @@ class ModelConfig:
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
+    def window(self, layer: int) -> int:
+        """The sliding window of a layer, in tokens; 0: it attends to all."""
+        slides = self.sliding_layers and self.sliding_layers[layer]
+        return self.sliding_window or 0 if slides else 0
+
     @property
     def mlps_per_token(self) -> int:
         """MLPs that a token passes in a layer: its experts, or the one."""

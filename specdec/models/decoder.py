@@ -265,16 +265,15 @@ class Decoder:
         return self.backend.linear(scores), self.backend.experts(spec)
 
     def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
-        c = self.config
-        sliding = bool(c.sliding_layers and c.sliding_layers[index])
-        cos, sin = self._tables[-1 if sliding else 0]
+        c, window = self.config, self.config.window(index)
+        cos, sin = self._tables[-1 if window else 0]
         return AttentionSpec(
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,
             head_dim=c.head_dim,
             scale=c.attn_scale,
             eps=c.norm_eps,
-            window=(c.sliding_window or 0) if sliding else 0,
+            window=window,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             cos=cos,

@@ -182,10 +182,8 @@ class DeviceNetwork:
         out: None stops there.
         """
         c, layer, rows = self._config, self._weights.layers[index], step.tier.rows
-        sliding = bool(c.sliding_layers and c.sliding_layers[index])
-        q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
-        pools, (cos, sin) = self._pool.layer(index), self._angles[-1 if sliding else 0]
-        window = (c.sliding_window or 0) if sliding else 0
+        window, q = c.window(index), qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
+        pools, (cos, sin) = self._pool.layer(index), self._angles[-1 if window else 0]
         write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
         if out is not None:
             out = out.view(rows, c.n_heads, c.head_dim)
