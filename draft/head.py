@@ -275,9 +275,7 @@ class HeadDrafter(ModelBasedDrafter):
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """See `Drafter`. Skipped positions were in the prefix cache; repeated positions are ignored."""
-        context = self._contexts.get(sequence)
-        if context is None:
-            return
+        context = self._contexts[sequence]
         if start > context.known:
             self._restart(context, sequence, start)
         rows = rows[max(0, context.known - start) :]
@@ -287,8 +285,7 @@ class HeadDrafter(ModelBasedDrafter):
             self._feed([_Feed(sequence, context, min(ready, self._network.max_rows), None)])
 
     def rewind(self, sequence: Sequence) -> None:
-        if sequence in self._contexts:
-            self._contexts[sequence] = HeadContext()
+        self._contexts[sequence] = HeadContext()
 
     def end(self, sequence: Sequence) -> None:
         """Drop the sequence's context; `HeadPages` keeps its pages."""
@@ -296,8 +293,7 @@ class HeadDrafter(ModelBasedDrafter):
 
     def pending_prefill(self, sequence: Sequence) -> int:
         """See `ModelBasedDrafter`; at most `MAX_PENDING_ROWS`."""
-        context = self._contexts.get(sequence)
-        return 0 if context is None else context.n_pending
+        return self._contexts[sequence].n_pending
 
     def warm_up(self, rows: int) -> None:
         rows = min(rows, self._network.max_logit_rows)
@@ -309,9 +305,7 @@ class HeadDrafter(ModelBasedDrafter):
         growths = [_begin(task) for task in tasks]
         feeds = []
         for task, growth in zip(tasks, growths, strict=True):
-            context = self._contexts.get(task.sequence)
-            if context is None:
-                continue
+            context = self._contexts[task.sequence]
             if task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
                 feeds += self._catch_up(task.sequence, context, growth)
             elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:

@@ -39,19 +39,15 @@ class TensorSource(Protocol):
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds ``role``."""
-        ...
 
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of ``role`` as ``rows`` or ``vector`` gives it; ModelError when it is missing."""
-        ...
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role``, float32 [high - low, in]."""
-        ...
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32."""
-        ...
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
         """The block format of matrix ``role``: the stored one, or one that loses nothing; None where it has none."""
@@ -84,18 +80,15 @@ class Checkpoint(Protocol):
 
     def fingerprint(self) -> str:
         """SHA-256 over what identifies the content without reading all of it (names, sizes, times, headers)."""
-        ...
 
     def open(self) -> TensorSource:
         """The tensors; raises ModelError."""
-        ...
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``.
 
         config: the model's, if it was read already. like: see `Tokenizer.like`.
         """
-        ...
 
 
 @contextmanager

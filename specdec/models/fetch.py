@@ -45,10 +45,7 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 on_wait()
                 time.sleep(_LOCK_POLL_S)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        yield
 
 
 def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:

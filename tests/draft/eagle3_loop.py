@@ -51,6 +51,7 @@ class Loop:
         pool = KvPool(head.config.model, pages)
         network = HeadNetwork(head, native_backend(), pool, max_rows=max_rows, max_positions=POSITIONS)
         self.drafter = HeadDrafter(network, Sampler(ReferenceSampling()))
+        self.begun: set[Sequence] = set()  # the drafter gets calls for these alone
         self.kv = KvCacheManager(pages, prefix_cache=True, partial_blocks=False)
 
     def admit(self, prompt: list[int], *, begin: bool = True) -> Sequence:
@@ -58,6 +59,7 @@ class Loop:
         assert self.kv.admit(sequence) is not None
         if begin:
             self.drafter.begin(sequence)
+            self.begun.add(sequence)
         return sequence
 
     def prefill(self, sequence: Sequence, chunk: int) -> None:
@@ -68,7 +70,8 @@ class Loop:
             self.decoder.forward(ForwardBatch.build([entry]), [])
             start, sequence.n_computed = sequence.n_computed, sequence.n_computed + len(tokens)
             self.kv.publish(sequence)
-            self.drafter.features(sequence, start, self.decoder.aux_hidden_states[: len(tokens)])
+            if sequence in self.begun:
+                self.drafter.features(sequence, start, self.decoder.aux_hidden_states[: len(tokens)])
 
     def task(self, sequence: Sequence, nodes: int = 5, depth: int = 5, width: int = 1) -> DraftTask:
         assert self.kv.ensure(sequence, len(sequence.tokens) + nodes)  # as the scheduler does before a proposal

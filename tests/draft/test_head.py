@@ -273,11 +273,9 @@ def test_levels_that_do_not_pay_are_not_grown(make_loop: Callable[..., Loop]) ->
 
 def test_without_features_nothing_is_proposed(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
-    stranger = loop.admit(PROMPT[:40], begin=False)
     single, unfed = loop.admit(PROMPT[:1]), loop.admit(PROMPT[50:90])
-    loop.drafter.features(stranger, 0, torch.zeros(3, 192))  # never begun: not remembered
-    tasks = [loop.task(s) for s in (stranger, single, unfed)]
-    assert [len(tree) for tree in loop.drafter.propose(tasks)] == [1, 1, 1]
+    tasks = [loop.task(s) for s in (single, unfed)]
+    assert [len(tree) for tree in loop.drafter.propose(tasks)] == [1, 1]
     loop.prefill(unfed, 64)
     none = [loop.task(unfed, nodes=0), loop.task(unfed, depth=0)]
     assert [len(tree) for tree in loop.drafter.propose(none)] == [1, 1]
