@@ -153,7 +153,7 @@ def _samplings(
     for i, (entry, tree) in enumerate(zip(entries, trees, strict=True)):
         if tree is None:
             continue
-        seq, paths = entry.seq, [[]] if len(tree) == 1 else _paths(tree)
+        seq, paths = entry.seq, _paths(tree)
         position, n_output = len(seq.tokens), seq.n_output
         try:
             rows += [seq.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]

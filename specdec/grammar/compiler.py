@@ -281,22 +281,19 @@ class GrammarCompiler:
         self._check_process.close()
 
     @cached_property
-    def _vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-
-    @cached_property
-    def _library_vocabulary(self) -> LLTokenizer:
-        return LLTokenizer(self._vocabulary, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
+    def _vocabulary(self) -> LLTokenizer:
+        tokens = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+        return LLTokenizer(tokens, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
 
     def _prepare(self) -> None:
         # The first mask over a vocabulary builds further tables.
-        compile_matcher(grammar_source(GrammarParams(GrammarKind.JSON_OBJECT)), self._library_vocabulary)
+        compile_matcher(grammar_source(GrammarParams(GrammarKind.JSON_OBJECT)), self._vocabulary)
 
     def _compile(self, params: GrammarParams) -> Any:
         try:
             source = self._check_process.check(params, self._check_seconds)
             names_tokens = params.kind is GrammarKind.EBNF and "<" in params.text
-            return compile_matcher(source, self._library_vocabulary), names_tokens
+            return compile_matcher(source, self._vocabulary), names_tokens
         except ValueError as error:
             raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
         except Exception:
