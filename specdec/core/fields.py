@@ -257,9 +257,13 @@ def param(
     return field(default=default, metadata={"param": make})
 
 
-@cache
 def params_of(record: Any) -> tuple[Param, ...]:
     """Return the parameters of a dataclass in field order."""
+    return _params_of(record)
+
+
+@cache
+def _params_of(record: Any) -> tuple[Param, ...]:
     return tuple(f.metadata["param"](f.name) for f in fields(record) if "param" in f.metadata)
 
 
