@@ -87,13 +87,15 @@ def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter],
 def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], kept: ProfileCache) -> StepCosts | None:
     """The cached costs at the machine's present speed; None: there are none, or a few forwards contradict them."""
     values = kept.read()
+    if not values:
+        return None
     try:
-        verify = CostTable.from_dict(values["verify"]) if values else None
-        levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()} if values else {}
+        verify = CostTable.from_dict(values["verify"])
+        levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         kept.refuse(error)
         return None
-    if verify is None or any(drafter.name not in levels for drafter in drafters):
+    if any(drafter.name not in levels for drafter in drafters):
         return None
     target = _TargetForwards(decoder)
     checked = _again(verify, target.points, decoder.settling)
