@@ -68,8 +68,8 @@ class SuffixReader:
         self._unindexed += self._text[self._n_stored(sequence.cached_tokens) :]
 
     def _n_stored(self, cached: int) -> int:
-        """Tokens at the text's beginning that need no index of their own. The prefix cache holds the ``cached`` ones of an
-        earlier request of the same salt. Once that ended, the stores hold them too."""
+        """Tokens at the text's beginning that need no index of their own. The prefix cache holds the ``cached`` ones of
+        an earlier request of the same salt. Once that ended, the stores hold them too."""
         end = min(cached, len(self._text)) - OWN_TOKENS
         if end > 0:
             for cursor in map(SuffixCursor, self._texts()):
