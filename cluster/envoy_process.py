@@ -317,9 +317,11 @@ class EnvoyProcess:
                     await asyncio.sleep(_POLL_S)
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Whether it is an Envoy on this folder's files."""
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            return ("--config-path", str(self._files.bootstrap)) in itertools.pairwise(process.cmdline())
+        """Whether it is an Envoy on this folder's files, not on those of the same path in another container."""
+        bootstrap = self._files.bootstrap
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if ("--config-path", str(bootstrap)) in itertools.pairwise(process.cmdline()):
+                return Path(f"/proc/{process.pid}/root{bootstrap.absolute()}").samefile(bootstrap)
         return False
 
     async def _keep_running(self) -> None:

@@ -51,6 +51,27 @@ async def test_a_process_that_reads_its_files_is_not_ended(tmp_path: Path) -> No
         other.kill()
 
 
+async def test_another_containers_envoy_is_not_ended(tmp_path: Path) -> None:
+    """It has the same path, and another file there."""
+    folder = tmp_path / "envoy"
+    folder.mkdir()
+    envoy = [
+        sys.executable,
+        "-c",
+        "print(flush=True); import sys; sys.stdin.read()",
+        "--config-path",
+        f"{folder}/bootstrap.json",
+    ]
+    contained = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(folder), *envoy]
+    with subprocess.Popen(contained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+        assert other.stdout is not None
+        if not other.stdout.readline():
+            pytest.skip("mount namespaces need privileges")
+        async with process(tmp_path):
+            assert other.poll() is None
+        other.kill()
+
+
 async def test_a_terminals_signal_does_not_reach_it(tmp_path: Path) -> None:
     async with process(tmp_path) as envoy:
         assert os.getsid(envoy.pid) == envoy.pid

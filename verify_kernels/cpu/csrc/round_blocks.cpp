@@ -54,7 +54,7 @@ void round_block(int kind, const float* w, const float* fits, int tried, uint8_t
 
 // Rounds `count` runs of 32 weights to blocks of `kind`, Q4_0 or Q3_0, of `bytes` each. fits: `tried` values of the largest
 // weight over the scale.
-extern "C" void sd_round_blocks(int32_t kind, int32_t bytes, const float* weight, int64_t count, const float* fits, int32_t tried,
-                     uint8_t* raw) {
+extern "C" void sd_round_blocks(
+    int32_t kind, int32_t bytes, const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
   for (int64_t i = 0; i < count; ++i) sd::round_block(kind, weight + 32 * i, fits, tried, raw + bytes * i);
 }
