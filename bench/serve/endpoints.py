@@ -288,7 +288,7 @@ def _take(event: dict[str, Any], record: Record, now_s: float) -> bool:
         for choice in event.get("choices") or []:
             ends = ends or bool(choice.get("finish_reason"))
             delta = choice.get("delta") or {}
-            text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+            text = choice.get("text") or (delta.get("reasoning_content") or "") + (delta.get("content") or "")
             if text:
                 record.text += text
                 new = True

@@ -255,7 +255,7 @@ class AnswerParser:
             found, begin, end = (first[0], *first.span()) if first else ("", len(self._held), 0)
             before, after = self._held[:begin], self._held[end:]
             if self._ended and not found:
-                if before and not (self.calls and before.isspace()):
+                if before and not ((self.calls or kind is Thought) and before.isspace()):
                     self._emit(kind(before))
                 self._held = ""
                 return ""

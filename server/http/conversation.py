@@ -18,6 +18,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []  # messages whose content is a list of texts
+        self._thoughts: list[str] = []  # of the assistant, which has said nothing since
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -28,14 +29,18 @@ class Conversation:
         """Add text of ``role``."""
         if not self._turns or self._turns[-1]["role"] != role:
             self._turns.append({"role": role, "content": []})
+        turn = self._turns[-1]
         if text:
-            self._turns[-1]["content"].append(text)
+            turn["content"].append(text)
+        if role == "assistant" and self._thoughts:
+            earlier = [turn["reasoning_content"]] if "reasoning_content" in turn else []
+            turn["reasoning_content"] = "\n".join(earlier + self._thoughts)
+        self._thoughts = []
 
     def think(self, text: str) -> None:
-        """Add thoughts of the assistant, for templates that repeat them."""
-        self.say("assistant", "")
-        thoughts = self._turns[-1].get("reasoning_content", "")
-        self._turns[-1]["reasoning_content"] = f"{thoughts}\n{text}" if thoughts else text
+        """Add thoughts of the assistant, for templates that repeat them beside what it says or calls next."""
+        if text:
+            self._thoughts.append(text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a tool call of the assistant; ``arguments`` is JSON."""

@@ -31,6 +31,7 @@ from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_DRAFT_NODES, MAX_NAME
 from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.errors import InvalidRequestError
+from specdec.models.tokenizer import Tokenizer
 
 
 def read_limit(body: Body, name: str, low: int) -> int | None:
@@ -143,11 +144,15 @@ TEMPLATE_VARIABLES = Field(
 EFFORT = text_field("reasoning_effort", "A variable of the chat template; `none` sets `enable_thinking: false` too.")
 
 
-def effort_variables(effort: str | None) -> dict[str, Any]:
-    """The variables of the chat template that an `EFFORT` sets."""
+def effort_variables(body: Body, name: str, effort: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The variables of the chat template that an `EFFORT` sets; ``name`` is that of its field."""
     if effort is None:
         return {}
-    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    variables = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    thinks = effort != "none" or tokenizer.thought_marks is not None
+    if thinks and not any(map(tokenizer.template_mentions, variables)):
+        body.warn(name, "has no effect: the model's chat template does not read it")
+    return variables
 
 
 MODEL = text_field("model", "None, or the one served.")

@@ -128,6 +128,15 @@ OPTION_FIELDS: Table = (
         "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
     }, partial(read_limit, low=-2), "stopping.max_tokens"),
 )  # fmt: skip
+_EFFORTS = ("low", "medium", "high")
+
+
+def _read_think(body: Body, name: str) -> bool | None:
+    if body.raw(name) in _EFFORTS:
+        return True
+    return body.flag(name)
+
+
 _NAMES: Table = (MODEL, text_field("name", "The same, as older clients send it."))
 _SHARED: Table = (
     *_NAMES,
@@ -137,7 +146,7 @@ _SHARED: Table = (
     object_field("options", OPTION_FIELDS),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
-    Field("think", either(FLAG, {"enum": ["low", "medium", "high"]}), Body.raw),
+    Field("think", either(FLAG, {"enum": [*_EFFORTS]}), _read_think),
     TEMPLATE_VARIABLES,
     PREDICTION,
     *COMMON,
@@ -233,7 +242,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
 def _variables(fields: RequestFields) -> dict[str, Any]:
     """Variables of the chat template. Without thinking Qwen3 answers at once; other templates ignore the variable."""
     think = fields.own.get("think")
-    return {} if think is None else {"enable_thinking": bool(think)}
+    return {} if think is None else {"enable_thinking": think}
 
 
 async def _encode_prompt(

@@ -26,16 +26,7 @@ from server.http.openai_format import (
 )
 from server.http.tool_use import AnswerForm, answer_form, read_tools
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
-from specdec.core.types import (
-    Delta,
-    Finished,
-    OutputParams,
-    Request,
-    RequestEvent,
-    ResumeParams,
-    StoppingParams,
-    TokenLogprobs,
-)
+from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
 from specdec.models.tokenizer import Tokenizer
 
 CHAT_FIELDS: Table = (
@@ -69,15 +60,15 @@ async def parse_chat(call: Call) -> ChatRequest:
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
-    variables = effort_variables(fields.own.get("reasoning_effort"))
+    variables = effort_variables(body, "reasoning_effort", fields.own.get("reasoning_effort"), tokenizer)
     ids = await read_conversation(body, fields.own, call.model, tools, variables=variables)
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
     streaming = stream_options(body, fields)
-    resume: ResumeParams | None = fields.engine.get("resume")
-    form = answer_form(body, fields, tools, tokenizer, ids if resume is None else (*ids, *resume.token_ids))
-    if tools is not None and resume is not None:
-        body.refuse("resume", "does not go with tools, whose calls are read from the whole text; leave it out")
+    form = answer_form(body, fields, tools, tokenizer, ids)
+    if "resume" in fields.engine and form != AnswerForm():
+        problem = "does not go with tools, nor with thoughts that are separated: they are read from the whole text"
+        body.refuse("resume", f"{problem}; leave it out, or tools, and set separate_reasoning to false")
     request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
     streaming = replace(streaming, is_mistral="mistral" in call.header("user-agent"))

@@ -133,7 +133,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     tools = read_tools(body, tokenizer, _TOOLS)
     conversation = _read_input(body, fields)
     if not body.violations.found:
-        variables = effort_variables(fields.own.get("effort"))
+        variables = effort_variables(body, "reasoning.effort", fields.own.get("effort"), tokenizer)
         ids = await encode_messages(body, call.model, conversation.messages, tools, variables=variables)
     wanted = LOGPROBS in fields.own["include"]
     set_logprobs(body, fields, wanted, f'"{LOGPROBS}" in include')
@@ -185,8 +185,10 @@ def _read_item(item: Body, conversation: Conversation) -> None:
         case "function_call_output":
             conversation.answer(needed_text(item, "call_id") or "", read_text(item, "output", _TEXTS))
         case "reasoning":
-            if isinstance(item.raw("content"), list):  # else encrypted thoughts of another model
-                conversation.think(read_text(item, "content", ("reasoning_text",)))
+            parts = item.objects("content") if isinstance(item.raw("content"), list) else []
+            for part in parts:
+                if part.raw("type") == "reasoning_text":  # others are another model's
+                    conversation.think(part.text("text") or "")
         case "item_reference":
             item.refuse("type", "nothing is kept on this server; send the item itself, as clients do with store: false")
         case _:

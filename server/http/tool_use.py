@@ -139,12 +139,13 @@ def answer_form(
         _use_tools(body, fields, tools, tokenizer)
     thoughts: ThoughtMarks | None = None  # an answer that is bound to a grammar has none
     marks = tokenizer.thought_marks
-    if marks is not None and not is_bound and fields.own.get("separate_reasoning", True):
+    if marks is not None and not is_bound:
         opening, closing, _ = marks
         if tokenizer.special_ids.intersection((opening, closing)):
             fields.engine["output.skip_special_tokens"] = False
-        before, after = (tokenizer.token_bytes(mark).decode() for mark in (opening, closing))
-        thoughts = ThoughtMarks(before, after, closing, tokenizer.leaves_thoughts_open(prompt_ids))
+        if fields.own.get("separate_reasoning", True):
+            before, after = (tokenizer.token_bytes(mark).decode() for mark in (opening, closing))
+            thoughts = ThoughtMarks(before, after, closing, tokenizer.leaves_thoughts_open(prompt_ids))
     return AnswerForm(tools, thoughts)
 
 

@@ -250,6 +250,10 @@ class Tokenizer:
         """Whether `render_chat` works."""
         return self._info.chat_template is not None
 
+    def template_mentions(self, variable: str) -> bool:
+        """Whether the chat template may read ``variable``."""
+        return variable in self._chat_source
+
     @property
     def has_tool_template(self) -> bool:
         """Whether the chat template lists tools for the model, and writes calls in a supported form."""

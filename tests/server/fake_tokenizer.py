@@ -45,6 +45,9 @@ class FakeTokenizer:
     def special_id(self, name: str) -> int | None:
         return self.token_id(name)
 
+    def template_mentions(self, variable: str) -> bool:
+        return False
+
     def leaves_thoughts_open(self, ids: Sequence[int]) -> bool:
         return False
 

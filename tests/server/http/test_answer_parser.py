@@ -324,7 +324,7 @@ def test_thoughts_stand_before_the_answer(
     """As if a regular expression had cut them off the whole text; the rest is read as without thoughts."""
     opening = "" if marks.are_open else r"\s*<think>"
     found = re.fullmatch(rf"{opening}\s*(.*?)(\s*</think>\s*(.*))?", text, re.DOTALL)
-    thoughts, answer = (found[1], found[3] or "") if found else ("", text)
+    thoughts, answer = (found[1].rstrip(), found[3] or "") if found else ("", text)
 
     def read(text: str, cuts: Sequence[int], marks: ThoughtMarks | None) -> tuple[str, list[Out]]:
         parser = AnswerParser(form, TOOLS, thoughts=marks)

@@ -42,7 +42,9 @@ def test_an_effort_that_the_model_does_not_know_is_reported(server: Server) -> N
         return [note["param"] for note in answer.get("warnings", ())]
 
     assert warned("/v1/chat/completions", reasoning={"effort": "low"}) == ["reasoning"]  # a field of Responses
-    assert not warned("/v1/responses", reasoning={"effort": "low"})
+    assert warned("/v1/responses", reasoning={"effort": "low"}) == ["reasoning.effort"]
+    assert warned("/v1/chat/completions", reasoning_effort="low") == ["reasoning_effort"]
+    assert not warned("/v1/chat/completions", reasoning_effort="none")
     assert not warned("/v1/responses", reasoning={"effort": None, "summary": None})
     assert warned("/v1/messages", output_config={"effort": "low"}) == ["output_config.effort"]
     assert not warned("/v1/messages", output_config={"effort": "high"})

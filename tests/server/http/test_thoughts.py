@@ -11,6 +11,7 @@ from server.http.anthropic import parse_messages
 from server.http.ollama import parse_generate
 from server.http.openai_chat import parse_chat
 from server.http.responses import parse_responses
+from specdec.errors import InvalidRequestError
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.anthropic.test_messages import TOOLS as ANTHROPIC_TOOLS
 from tests.server.http.calls import Fim, Told, asked, make_context
@@ -87,7 +88,7 @@ def chat(server: Server, text: str, **fields: Any) -> tuple[str | None, str]:
     [
         ("<plan>ok", "plan", "ok"),
         ("\n <\nplan a\nplan b\n>\n\nok >", "plan a\nplan b", "ok >"),
-        ("<plan", "plan", ""),
+        ("<plan \n", "plan", ""),
         ("<\n\n>\n\nok", None, "ok"),
         (" ok <plan>", None, " ok <plan>"),
         ("plan>ok", None, "plan>ok"),
@@ -113,7 +114,7 @@ def test_marks_that_are_special_tokens_are_shown() -> None:
         return not request.output.skip_special_tokens
 
     assert shown(Special())
-    assert not shown(Special(), separate_reasoning=False)
+    assert shown(Special(), separate_reasoning=False)
     assert not shown(Thinker())
 
 
@@ -176,19 +177,13 @@ def test_an_answer_that_a_call_begins_has_no_thoughts() -> None:
     assert bytes(asked(parse_chat, whole, server=make_context(Opening())).request.prompt_ids) == b"a<{"
 
 
-def test_a_resumed_answer_goes_on_with_its_thoughts() -> None:
-    def is_open(text: str) -> bool:
-        resume = {
-            "token_ids": list(text.encode()),
-            "numeric_fingerprint": make_context().models.first.info.numeric_fingerprint,
-        }
-        body = {"messages": said("a"), "seed": 1, "resume": resume}
-        thoughts = asked(parse_chat, body, server=make_context(Resumed())).form.thoughts
-        assert thoughts is not None
-        return thoughts.are_open
-
-    assert is_open("<a")
-    assert not is_open("<a>b")
+def test_a_thinkers_answer_is_resumed_as_a_whole_text() -> None:
+    server = make_context(Thinker())
+    resume = {"token_ids": [60], "numeric_fingerprint": server.models.first.info.numeric_fingerprint}
+    body = {"messages": said("a"), "seed": 1, "resume": resume}
+    with pytest.raises(InvalidRequestError, match=r"resume: .* set separate_reasoning to false"):
+        asked(parse_chat, body, server=server)
+    assert asked(parse_chat, {**body, "separate_reasoning": False}, server=server).request.resume is not None
 
 
 def test_anthropics_blocks(server: Server) -> None:
@@ -255,6 +250,8 @@ def test_ollamas_thinking(server: Server) -> None:
     answer = server.ask(OLLAMA_GENERATE, stream=False, prompt="<plan>ok")
     assert (answer["response"], answer["thinking"]) == ("ok", "plan")
     with running(Resumed) as other:
+        for wrong in ("false", 17, {}):
+            assert other.client.post(OLLAMA_CHAT, json={"messages": said("a"), "think": wrong}).status_code == 400
         for think in (True, "low"):
             told = other.ask(OLLAMA_CHAT, stream=False, messages=said("a"), think=think)["message"]["content"]
             assert told == "{'enable_thinking': True}"
@@ -282,10 +279,14 @@ def test_earlier_thoughts_reach_the_template() -> None:
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "plan"}]},
         {"type": "reasoning", "id": "rs_2", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]},
         {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "x"},
+        {"type": "reasoning", "id": "rs_4", "summary": [], "content": [{"type": "text", "text": "c"}]},
         {"type": "message", "role": "assistant", "content": "ok"},
+        {"type": "reasoning", "id": "rs_5", "summary": [], "content": [{"type": "reasoning_text", "text": "unsaid"}]},
         {"type": "message", "role": "user", "content": "more"},
+        {"type": "reasoning", "id": "rs_6", "summary": [], "content": []},
     ]
     turns = [*said("hi"), {"role": "assistant", "content": blocks}, *said("more")]
+    turns.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "unsaid", "signature": ""}]})
     plain = [*said("hi"), {"role": "assistant", "content": "ok", "reasoning_content": "plan\nb"}, *said("more")]
     for parse, body in (
         (parse_messages, {"messages": turns, "max_tokens": 9}),
