@@ -16,14 +16,67 @@ import h11
 import uvicorn
 from h11._receivebuffer import ReceiveBuffer
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.auth.access import TlsFiles
 from server.body_budget import BodyBudget, connection_limit
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _LOG = logging.getLogger(__name__)
+
+
+class AnswerWriter:
+    """Writes the answer of one call, as uvicorn's ``cycle`` does, faster in two ways.
+
+    The head is sent together with the first piece of the body, because each write wakes the client, often on the
+    server's processor. The pieces of a chunked body are framed here, because h11 takes longer for that than the rest of
+    a message takes.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._chunked = False
+        self._head = b""
+
+    async def send(self, message: Any) -> None:
+        """ASGI's ``send``."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        if not cycle.response_started and message["type"] == "http.response.start":
+            self._begin(message)
+            return
+        if self._chunked and not cycle.response_complete and message["type"] == "http.response.body":
+            if body := message.get("body", b""):
+                head, self._head = self._head, b""
+                cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
+            if message.get("more_body", False):
+                return
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        self._send_head()
+        await cycle.send(message)
+
+    def _begin(self, message: Any) -> None:
+        """As uvicorn does, without writing yet."""
+        cycle = self._cycle
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        status, headers = message["status"], [*cycle.default_headers, *message.get("headers", ())]
+        if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in headers:
+            headers.append(CLOSE_HEADER)
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        self._head = cycle.conn.send(response) or b""
+        self._chunked = _CHUNKED in self._head.lower() and cycle.scope["method"] != "HEAD"
+        asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._cycle.disconnected:
+            self._cycle.transport.write(head)
 
 
 HEAD_BYTES = 1 << 16  # of the first line and the headers
@@ -132,10 +185,11 @@ class HttpProtocol(H11Protocol):
             self._expect_head()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application, whose body takes room in the budget."""
+        """Run the application with this module's writer. A connection has one call at a time, the one of ``cycle``."""
         self.began_s = self.loop.time()
         if scope["path"].startswith(("http://", "https://")):  # RFC 9112, 3.2.2: from clients of a proxy
             scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
+        send = AnswerWriter(self.cycle).send
         declared = (int(value) for name, value in scope["headers"] if name == _LENGTH)
         with self._budget.body(self.transport.abort, next(declared, self._budget.longest)) as body:
 
