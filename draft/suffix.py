@@ -128,6 +128,9 @@ class SuffixReader:
 
 
 INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step
+WRITTEN_WHILE_IDLE = (
+    256  # tokens of finished texts at a time: an arriving request waits for them. At least so many a step
+)
 
 
 class SuffixDrafter(Drafter):
@@ -161,7 +164,7 @@ class SuffixDrafter(Drafter):
             budget -= reader.index(budget)
             contexts = reader.contexts()
             found.append(match_of(contexts[0][2] if contexts else 0))
-        self._library.work(max(budget, INDEXED_PER_STEP // 8))
+        self._library.work(max(budget, WRITTEN_WHILE_IDLE))
         return found
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
@@ -180,3 +183,7 @@ class SuffixDrafter(Drafter):
         if reader is not None:
             reader.read(sequence.tokens)
             self._library.add(sequence.request, reader.document)
+
+    def idle(self) -> bool:
+        self._library.work(WRITTEN_WHILE_IDLE)
+        return self._library.is_behind

@@ -182,9 +182,14 @@ class TextLibrary:
         while self._waiting_tokens > MAX_QUEUED_TOKENS:
             self._waiting_tokens -= len(self._waiting.popleft()[1])
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a text is not written yet."""
+        return self._writer is not None or bool(self._waiting)
+
     def work(self, budget: int) -> None:
         """Write at most ``budget`` queued tokens."""
-        while budget > 0 and (self._writer or self._waiting):
+        while budget > 0 and self.is_behind:
             if self._writer is None:
                 store, text = self._waiting.popleft()
                 self._waiting_tokens -= len(text)

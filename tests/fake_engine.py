@@ -321,6 +321,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._running or self._events)
 
+    def idle(self) -> bool:
+        return False
+
     def info(self) -> EngineInfo:
         return dataclasses.replace(self.engine_info, draft=self.draft)
 

@@ -246,6 +246,7 @@ def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: M
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 16)
+    monkeypatch.setattr(suffix, "WRITTEN_WHILE_IDLE", 2)
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])
@@ -255,3 +256,15 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
         suffixes.match([sequence])
         sizes.append(store.young.size)
     assert sizes == [15, 31, 40, 40]
+
+
+def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "WRITTEN_WHILE_IDLE", 16)
+    suffixes, text = drafter(), list(range(100, 140))
+    assert not suffixes.idle()
+    suffixes.end(begun(suffixes, text))
+    assert [suffixes.idle() for _ in range(4)] == [True, True, False, False]
+    sequence = begun(suffixes, [1, *text[:5]])  # nothing is left for its first step
+    assert suffixes.match([sequence]) == [Match.STRONG]
+    (store,) = suffixes._readers[sequence].stores
+    assert store.young.size == 40

@@ -90,6 +90,19 @@ def drafting_engine() -> Engine:
     return engine
 
 
+def test_an_idle_engine_writes_the_finished_text() -> None:
+    engine = drafting_engine()
+    assert not engine.has_work()
+    while engine.idle():
+        pass
+    ids, _ = free_run()
+    (suffixes,) = engine._speculation.drafters
+    assert isinstance(suffixes, SuffixDrafter)
+    (store,) = suffixes._library.stores(request())
+    assert store.young.size >= len(ids)
+    assert not tiny_engine().idle()
+
+
 def test_a_stop_token_ends_the_sample() -> None:
     ids, _ = free_run()
     stop = ids[7]
