@@ -42,7 +42,9 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
             yield length, [(token, counts[target], (automaton, target, behind)) for token, target in options]
 
 
-OWN_TOKENS = 512  # of the cached part of a prompt that its own index has where the stores hold the rest
+OWN_TOKENS = (
+    512  # last ones of a prompt's cached part, which are indexed though the stores hold them: they predict best
+)
 
 
 class SuffixReader:
@@ -128,9 +130,7 @@ class SuffixReader:
 
 
 INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step
-WRITTEN_WHILE_IDLE = (
-    256  # tokens of finished texts at a time: an arriving request waits for them. At least so many a step
-)
+WRITTEN_AT_ONCE = 256  # tokens of finished texts: while idle, since a request may arrive, and at least in each step
 
 
 class SuffixDrafter(Drafter):
@@ -164,7 +164,7 @@ class SuffixDrafter(Drafter):
             budget -= reader.index(budget)
             contexts = reader.contexts()
             found.append(match_of(contexts[0][2] if contexts else 0))
-        self._library.work(max(budget, WRITTEN_WHILE_IDLE))
+        self._library.work(max(budget, WRITTEN_AT_ONCE))
         return found
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
@@ -185,5 +185,5 @@ class SuffixDrafter(Drafter):
             self._library.add(sequence.request, reader.document)
 
     def idle(self) -> bool:
-        self._library.work(WRITTEN_WHILE_IDLE)
+        self._library.work(WRITTEN_AT_ONCE)
         return self._library.is_behind

@@ -16,7 +16,7 @@ class CompletionRun:
     def __init__(self, source: RequestStream, on_computed: Callable[[int, float], None]) -> None:
         """on_computed: called once the prompt is computed, however slow the reader is, with the tokens that the prefix
         cache had of it, and the milliseconds from its first step to its first token, infinite if none is asked for."""
-        self.source = source
+        self.events = source  # iterating raises a RequestError where the request is refused or fails
         self._begun_s = time.monotonic()  # submitted; once that is known, its first step
         self._cached_tokens = 0
         self._on_computed = on_computed
@@ -24,18 +24,14 @@ class CompletionRun:
 
     def close(self) -> None:
         """Stop reading, which ends the request."""
-        self.source.close()
-
-    def read(self) -> RequestStream:
-        """The events from the first one on; iterating raises a `RequestError` where the request is refused or fails."""
-        return self.source
+        self.events.close()
 
     def _saw(self, event: RequestEvent) -> None:
         if isinstance(event, Started):
             self._cached_tokens = event.cached_tokens
             self._begun_s += event.queue_ms / 1e3  # the wait for a place, or for another's prompt, is not its time
             return
-        self.source.watcher = None
+        self.events.watcher = None
         if isinstance(event, Delta):
             self._on_computed(self._cached_tokens, (time.monotonic() - self._begun_s) * 1e3)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:

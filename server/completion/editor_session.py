@@ -103,7 +103,7 @@ class GenerationRun:
 
     async def _read(self) -> None:
         try:
-            async for event in self._run.read():
+            async for event in self._run.events:
                 if isinstance(event, Delta):
                     self._text += event.text
                     self._has_tokens = True
@@ -268,7 +268,7 @@ class EditorSession:
             check(request)
             end: Finished | None = None
             with closing(self._start(principal, request, "")) as run:
-                async for event in run.read():
+                async for event in run.events:
                     end = event if isinstance(event, Finished) else end
             if end is None or end.reason is not FinishReason.LENGTH:
                 return  # aborted by another call

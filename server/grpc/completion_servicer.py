@@ -261,7 +261,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             asked = await _read(request, context, model)
             answer, has_text = DeferredHeaders(context, model.hold_headers), False
             with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
-                async for event in run.read():
+                async for event in run.events:
                     has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
             if has_text:
@@ -282,7 +282,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             answer = DeferredHeaders(context, model.hold_headers)
             owner = principal.scoped(asked.cache_salt)
             with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
-                async for event in run.read():
+                async for event in run.events:
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True

@@ -114,7 +114,7 @@ def _events(call: Call, requests: Sequence[Request], begun: bool) -> AsyncGenera
 async def _completion(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
     run = call.model.completion.start(current_caller(), request, call.supersedes_key)
     try:
-        async for event in run.read():
+        async for event in run.events:
             yield 0, event
     finally:
         run.close()

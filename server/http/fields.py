@@ -95,7 +95,8 @@ async def read_conversation(
         messages = messages[:-1]
     elif not own.get("add_generation_prompt", True):
         variables = {**(variables or {}), "add_generation_prompt": False}
-    return await encode_messages(body, model, messages, tools, beginning, variables)
+    separates = own.get("separate_reasoning", True)
+    return await encode_messages(body, model, messages, tools, beginning, variables, separates=separates)
 
 
 async def encode_messages(
@@ -105,9 +106,13 @@ async def encode_messages(
     tools: ToolUse | None,
     beginning: str = "",
     variables: Mapping[str, Any] | None = None,
+    *,
+    separates: bool = True,
 ) -> tuple[int, ...]:
     """Token ids of ``messages`` and of the answer's ``beginning``, as `read_conversation` returns them; ``variables``
-    as there. Where thoughts are separated, a beginning stands after them.
+    as there.
+
+    separates: the answer has no thoughts, so its beginning follows them.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -121,9 +126,10 @@ async def encode_messages(
         return ()
     if not beginning:
         return tuple(ids)
-    tokenizer, separates = model.tokenizer.loaded, body.raw("separate_reasoning") is not False
+    tokenizer = model.tokenizer.loaded
     if separates and tokenizer.thought_marks is not None and tokenizer.leaves_thoughts_open(ids):
-        ids = [*ids, *tokenizer.thought_marks[2]]
+        _, _, closing = tokenizer.thought_marks
+        ids = [*ids, *closing]
     return (*ids, *await model.tokenizer.encode(beginning, add_special=False))
 
 

@@ -146,7 +146,9 @@ _SHARED: Table = (
     object_field("options", OPTION_FIELDS),
     flag_field("logprobs"),
     param_field(OutputParams, "logprobs", "top_logprobs"),
-    Field("think", either(FLAG, {"enum": [*_EFFORTS]}), _read_think),
+    Field("think", {
+        **either(FLAG, {"enum": [*_EFFORTS]}), "description": "False asks the template for an answer without thoughts.",
+    }, _read_think),
     TEMPLATE_VARIABLES,
     PREDICTION,
     *COMMON,

@@ -331,7 +331,8 @@ class ResponseAnswer:
             return self._event("response.function_call_arguments.delta", **at, delta=text)
         if block.is_thought:
             return self._event("response.reasoning_text.delta", **at, delta=text)
-        rows, self._n_rows_sent = self._text_rows[self._n_rows_sent :], len(self._text_rows)
+        first = max(self._n_rows_sent, self._blocks.parser.thought_tokens)
+        rows, self._n_rows_sent = self._rows[first:], len(self._rows)
         return self._event("response.output_text.delta", **at, delta=text, logprobs=rows)
 
     def _open(self, block: Block, at: dict[str, Any]) -> bytes:
@@ -363,13 +364,8 @@ class ResponseAnswer:
             return {"id": self._item_id(block), "type": "function_call", "status": status, **called}
         content = [text_part(block, logprobs)] if block.text else []
         if block.is_thought:
-            return {
-                "id": self._item_id(block),
-                "type": "reasoning",
-                "status": status,
-                "summary": [],
-                "content": content,
-            }
+            thoughts = {"type": "reasoning", "status": status, "summary": [], "content": content}
+            return {"id": self._item_id(block), **thoughts}
         return {
             "id": self._item_id(block), "type": "message", "status": status, "role": "assistant", "content": content,
         }  # fmt: skip

@@ -246,7 +246,7 @@ def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: M
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 16)
-    monkeypatch.setattr(suffix, "WRITTEN_WHILE_IDLE", 2)
+    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 2)
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])
@@ -259,7 +259,7 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
 
 
 def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "WRITTEN_WHILE_IDLE", 16)
+    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 16)
     suffixes, text = drafter(), list(range(100, 140))
     assert not suffixes.idle()
     suffixes.end(begun(suffixes, text))

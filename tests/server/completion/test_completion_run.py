@@ -44,7 +44,7 @@ async def test_the_time_of_a_prompt_is_learned_once_though_nobody_reads(monkeypa
     engine.last.say("y")
     assert observed.seen == [(CALLER.scoped(""), 64, pytest.approx(300.0))]
     with pytest.raises(SlowReaderError):
-        _ = [event async for event in run.read()]
+        _ = [event async for event in run.events]
 
 
 @pytest.mark.parametrize(("reason", "learned"), [(FinishReason.LENGTH, True), (FinishReason.ABORTED, False)])
@@ -57,7 +57,7 @@ async def test_a_request_without_a_token_has_no_time(
     engine.last.start()
     engine.last.finish(reason)
     assert observed.seen == ([(CALLER.scoped(""), 0, math.inf)] if learned else [])
-    first, last = [event async for event in run.read()]
+    first, last = [event async for event in run.events]
     assert isinstance(first, Started)
     assert isinstance(last, Finished)
     assert last.reason is reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,13 +26,7 @@ class Thinker(FakeTokenizer):
 
     thought_marks = (60, 62, (62,))
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
         return self.encode(messages[-1]["content"], add_special=False)
 
 
