@@ -277,11 +277,14 @@ def test_earlier_thoughts_reach_the_template() -> None:
         {"type": "message", "role": "assistant", "content": "ok"},
         {"type": "reasoning", "id": "rs_5", "summary": [], "content": [{"type": "reasoning_text", "text": "unsaid"}]},
         {"type": "message", "role": "user", "content": "more"},
+        {"type": "message", "role": "assistant", "content": "yes"},
+        {"type": "message", "role": "user", "content": "so"},
         {"type": "reasoning", "id": "rs_6", "summary": [], "content": []},
     ]
-    turns = [*said("hi"), {"role": "assistant", "content": blocks}, *said("more")]
-    turns.append({"role": "assistant", "content": [{"type": "thinking", "thinking": "unsaid", "signature": ""}]})
-    plain = [*said("hi"), {"role": "assistant", "content": "ok", "reasoning_content": "plan\nb"}, *said("more")]
+    unsaid = {"role": "assistant", "content": [{"type": "thinking", "thinking": "unsaid", "signature": ""}]}
+    rest = [*said("more"), {"role": "assistant", "content": "yes"}, *said("so")]
+    turns = [*said("hi"), {"role": "assistant", "content": blocks}, unsaid, *rest, unsaid]
+    plain = [*said("hi"), {"role": "assistant", "content": "ok", "reasoning_content": "plan\nb"}, *rest]
     for parse, body in (
         (parse_messages, {"messages": turns, "max_tokens": 9}),
         (parse_responses, {"input": items}),
