@@ -85,7 +85,7 @@ class Soak:
         run = self.model.completion.start(ANYBODY, request)
         try:
             seen = 0
-            async for _ in run.read():
+            async for _ in run.events:
                 seen += 1
                 if limit is not None and seen > limit:
                     return
