@@ -105,7 +105,7 @@ def test_a_target_without_a_chat_template_needs_plain_texts(tmp_path: Path) -> N
 def test_a_target_of_few_layers_gets_a_head(layers: int, tmp_path: Path) -> None:
     target = make_tiny_model("llama", tmp_path / "target", num_hidden_layers=layers, max_position_embeddings=1024)
     (tmp_path / "a.txt").write_text("The sea is wide and the ships are many. " * 50)
-    more = ("--target", str(target), "--texts", str(tmp_path / "a.txt"), "--tokens", "3000", "--passes", "1")
+    more = ("--target", str(target), "--texts", str(tmp_path / "a.txt"), "--tokens", "6000", "--passes", "1")
     result = run(tmp_path / "data", tmp_path / "out", *more)
     assert result.exit_code == 0, result.output
     shape, embed = HFSource(target).config, torch.ones(VOCAB_SIZE, 64)
