@@ -17,7 +17,7 @@ from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory,
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
 from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import TargetDecoder, kv_page_bytes, rope_table_count
+from specdec.models.decoder import TargetDecoder, kv_page_bytes
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
 from specdec.models.progress import Progress
@@ -72,7 +72,7 @@ def device_needs(
     sampling = SamplingWorkspace.bytes_needed(max_logit_rows, SamplingPlan.of(c.vocab_size))
     rows = model.weights.final_norm.dtype.itemsize * (max_rows * widths + max_logit_rows * c.hidden_size)
     logits = max_logit_rows * c.vocab_size * torch.float32.itemsize
-    angles = rope_table_count(c) * max_positions * c.head_dim * torch.float32.itemsize
+    angles = len(c.rope.kinds) * max_positions * c.head_dim * torch.float32.itemsize
     return [
         MemoryNeed(f"KV cache of {name}", pages * kv_page_bytes(c, kv_dtype), _KV),
         MemoryNeed(f"attention's partial sums of {name}", partials, ("engine.max_context", *_ROWS)),

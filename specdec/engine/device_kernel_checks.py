@@ -164,7 +164,7 @@ def _attend(
     q_norm, k_norm = (None if norm is None else norm.float().cpu() for norm in (weights.q_norm, weights.k_norm))
     spec = AttentionSpec(
         c.n_heads, c.n_kv_heads, c.head_dim, c.attn_scale, c.norm_eps, window, q_norm, k_norm,
-        *rope_tables(c.rope, c.head_dim, max(totals), local=window > 0), qkv.float().cpu(),
+        *rope_tables(c.rope, c.head_dim, max(totals), local=c.local(layer)), qkv.float().cpu(),
         out.float().cpu(), KvTensors(k.transpose(-1, -2), v),
     )  # fmt: skip
     twins = write_rows(spec, batch), k, v

@@ -78,7 +78,7 @@ def _computed_bits(kernels: Kernels) -> str:
 def _rotary_bits(config: ModelConfig) -> str:
     """Digest of the rotary tables, whose sines torch computes by the processor's instructions."""
     digest = hashlib.sha256()
-    for local in (False, True) if config.rope.local_theta is not None else (False,):
+    for local in config.rope.kinds:
         for table in rope_tables(config.rope, config.head_dim, _POSITIONS, local=local):
             digest.update(table.numpy().tobytes())
     return digest.hexdigest()

@@ -23,11 +23,18 @@ class RopeConfig:
     theta: float
     """Base of full-attention layers."""
     local_theta: float | None = None
-    """Base of sliding-window layers if the family has another one (Gemma 3). `scaling` does not apply to them."""
+    """Base of local layers if the family has another one (Gemma 3). `scaling` does not apply to them."""
     scaling: tuple[str | float, ...] | None = None
     """("linear", factor), ("llama3", factor, low_freq_factor, high_freq_factor, original_context), or ("factors", f_0,
     ..., f_{head_dim/2 - 1}): frequency i is divided by f_i, as GGUF files hold llama3 scaling; or ("yarn", factor,
     original_context, beta_fast, beta_slow, magnitude of q and of k)."""
+    local_rotates: bool = True
+    """Whether local layers have rotary embedding; those of SmolLM3 have none."""
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Of the layers with tables of their own, whether they are local."""
+        return (False,) if self.local_theta is None and self.local_rotates else (False, True)
 
     @property
     def context(self) -> int:
@@ -73,7 +80,7 @@ class ModelConfig:
     qk_norm: bool = False
     post_norms: bool = False  # Gemma's norms on the outputs of attention and MLP, before the residual add
     sliding_window: int | None = None  # position p attends to position j if p - j < sliding_window
-    sliding_layers: tuple[bool, ...] = ()  # per layer, whether the window applies
+    local_layers: tuple[bool, ...] = ()  # per layer, whether the window and the local rotary embedding apply
     experts: int = 0  # of a layer, in place of an MLP; 0: none
     experts_per_token: int = 0
     normalise_experts: bool = True  # whether the shares of a token's experts add up to 1
@@ -87,10 +94,13 @@ class ModelConfig:
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
+    def local(self, layer: int) -> bool:
+        """Whether a layer is local."""
+        return bool(self.local_layers) and self.local_layers[layer]
+
     def window(self, layer: int) -> int:
         """The sliding window of a layer, in tokens; 0: it attends to all."""
-        slides = self.sliding_layers and self.sliding_layers[layer]
-        return self.sliding_window or 0 if slides else 0
+        return self.sliding_window or 0 if self.local(layer) else 0
 
     @property
     def mlps_per_token(self) -> int:

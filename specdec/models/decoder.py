@@ -30,24 +30,22 @@ from verify_kernels.packed_weights import HostLinear, PackedLinear
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool) -> tuple[Tensor, Tensor]:
     """cos and sin, float32 [positions, head_dim / 2], computed in float64.
 
-    local: for sliding-window layers, which have a base of their own in some families; scaling applies to the global
-    base only, as in Gemma 3. "llama3" scaling is the piecewise rule of Llama 3.1's release: long wavelengths are slowed
-    by the factor, short ones kept, those between interpolated. "yarn" (Peng et al., arXiv 2309.00071) interpolates by
-    index between the frequencies that turn beta_slow and beta_fast times in the original context.
+    local: for local layers, which in some families have a base of their own, or no rotary embedding: then the tables
+    turn by nothing. Scaling applies to the global base only, as in Gemma 3. "llama3" scaling is the piecewise rule of
+    Llama 3.1's release: long wavelengths are slowed by the factor, short ones kept, those between interpolated. "yarn"
+    (Peng et al., arXiv 2309.00071) interpolates by index between the frequencies that turn beta_slow and beta_fast
+    times in the original context.
     """
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
     inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     magnitude = 1.0
-    if rope.scaling is not None and not (local and rope.local_theta is not None):
+    if local and not rope.local_rotates:
+        inverse = torch.zeros_like(inverse)
+    elif rope.scaling is not None and not (local and rope.local_theta is not None):
         inverse = _scaled(inverse, theta, rope.scaling)
         magnitude = float(rope.scaling[-1]) if rope.scaling[0] == "yarn" else 1.0
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), inverse)
     return (magnitude * angles.cos()).float().contiguous(), (magnitude * angles.sin()).float().contiguous()
-
-
-def rope_table_count(config: ModelConfig) -> int:
-    """Tables that the layers of a model need: 2 if those of sliding windows have a base of their own."""
-    return 1 if config.rope.local_theta is None else 2
 
 
 def _scaled(inverse: Tensor, theta: float, scaling: tuple[str | float, ...]) -> Tensor:
@@ -214,8 +212,7 @@ class Decoder:
         # Not zeros: those would take memory for all rows before a step has so many.
         self._logits = torch.empty(max_logit_rows, weights.lm_head.n)
         self._tables = [
-            rope_tables(config.rope, config.head_dim, max_positions, local=local)
-            for local in (False, True)[: rope_table_count(config)]
+            rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in config.rope.kinds
         ]
         self._gate: Literal["silu", "gelu"] = "silu" if config.activation == "silu" else "gelu"
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
@@ -265,15 +262,15 @@ class Decoder:
         return self.backend.linear(scores), self.backend.experts(spec)
 
     def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
-        c, window = self.config, self.config.window(index)
-        cos, sin = self._tables[-1 if window else 0]
+        c = self.config
+        cos, sin = self._tables[-1 if c.local(index) else 0]
         return AttentionSpec(
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,
             head_dim=c.head_dim,
             scale=c.attn_scale,
             eps=c.norm_eps,
-            window=window,
+            window=c.window(index),
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             cos=cos,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import check_batch, check_limits, final_norm, rope_table_count, rope_tables
+from specdec.models.decoder import check_batch, check_limits, final_norm, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
 from specdec.models.device_weights import DeviceLinear, DeviceModel, ReferenceLinear
 from specdec.models.weights import LayerWeights
@@ -129,7 +129,7 @@ class DeviceNetwork:
         self._gate: Gate = "silu" if c.activation == "silu" else "gelu"
         self._angles = [
             tuple(t.to(device) for t in rope_tables(c.rope, c.head_dim, max_positions, local=local))
-            for local in (False, True)[: rope_table_count(c)]
+            for local in c.rope.kinds
         ]
         self._workspace = AttentionWorkspace.allocate(
             heads=c.n_heads, kv_heads=c.n_kv_heads, head_dim=c.head_dim, kv_dtype=pool.k.dtype, max_rows=rows,
@@ -183,7 +183,7 @@ class DeviceNetwork:
         """
         c, layer, rows = self._config, self._weights.layers[index], step.tier.rows
         window, q = c.window(index), qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
-        pools, (cos, sin) = self._pool.layer(index), self._angles[-1 if window else 0]
+        pools, (cos, sin) = self._pool.layer(index), self._angles[-1 if c.local(index) else 0]
         write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
         if out is not None:
             out = out.view(rows, c.n_heads, c.head_dim)

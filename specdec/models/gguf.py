@@ -296,7 +296,7 @@ class _Reader:
             qk_norm="blk.0.attn_q_norm.weight" in self.file.tensors,
             post_norms=gemma,
             sliding_window=window,
-            sliding_layers=sliding,
+            local_layers=sliding,
             experts=self._int("expert_count", most=MAX_EXPERTS) if moe else 0,
             experts_per_token=self._int("expert_used_count") if moe else 0,
         )

@@ -272,7 +272,7 @@ class _Reader:
             qk_norm=self.family in ("qwen3", "qwen3_moe", "gemma3"),
             post_norms=gemma,
             sliding_window=window,
-            sliding_layers=sliding,
+            local_layers=sliding,
             mask_token=self._mask_token(),
             experts=self._experts() if moe else 0,
             experts_per_token=self._int("num_experts_per_tok") if moe else 0,

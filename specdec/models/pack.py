@@ -360,13 +360,13 @@ def _sum(piece: memoryview, number: int) -> int:
 def _decode_config(data: dict[str, Any]) -> ModelConfig:
     rope = data["rope"]
     scaling = None if rope["scaling"] is None else tuple(rope["scaling"])
-    rebuilt = {"sliding_layers": tuple(data["sliding_layers"]), "rope": RopeConfig(**rope | {"scaling": scaling})}
+    rebuilt = {"local_layers": tuple(data["local_layers"]), "rope": RopeConfig(**rope | {"scaling": scaling})}
     return ModelConfig(**data | rebuilt)
 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 11  # of packed files; raise it when packing, its layout or what readers make of a configuration changes
+_FORMAT = 12  # of packed files; raise it when packing, its layout or what readers make of a configuration changes
 _SPARE_BYTES = 1 << 30  # of disk that packed files leave free
 
 

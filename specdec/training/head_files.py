@@ -66,7 +66,7 @@ def new_head(
     config = replace(
         target, family="llama", n_layers=1, rope=RopeConfig(target.rope.theta), attn_scale=target.head_dim**-0.5,
         activation="silu", embed_scale=1.0, tie_embeddings=False, qkv_bias=False, qk_norm=False, post_norms=False,
-        sliding_window=None, sliding_layers=(), experts=0, experts_per_token=0,
+        sliding_window=None, local_layers=(), experts=0, experts_per_token=0,
         intermediate_size=target.intermediate_size * target.mlps_per_token,
     )  # fmt: skip
     head = HeadModule(config, tables.embed, features.shape[1], len(target_ids), positions)

@@ -110,5 +110,5 @@ def test_a_null_window_means_none() -> None:
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
     }  # fmt: skip
-    assert not any(parse_hf_config({**shape, "sliding_window": None}, "m").sliding_layers)
-    assert all(parse_hf_config({**shape, "sliding_window": 16}, "m").sliding_layers)
+    assert not any(parse_hf_config({**shape, "sliding_window": None}, "m").local_layers)
+    assert all(parse_hf_config({**shape, "sliding_window": 16}, "m").local_layers)

@@ -68,7 +68,7 @@ def test_sound_kernels_pass() -> None:
 
 def test_every_form_of_a_step_is_launched() -> None:
     """Kernels are recorded, not run: narrow and wide tiles, several sequences, fine and coarse plans, split layers."""
-    changes = {"n_layers": 2, "n_heads": 16, "sliding_window": 100, "sliding_layers": (True, False)}
+    changes = {"n_layers": 2, "n_heads": 16, "sliding_window": 100, "local_layers": (True, False)}
     decoder = device_decoder(shape(**changes), "fp16", 20, max_positions=1200)
     families = (
         device_kernel_checks._forward_checks,

@@ -48,7 +48,7 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     kinds = (
         getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 2
     )
-    assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in kinds)
+    assert ours.local_layers == tuple(kind == "sliding_attention" for kind in kinds)
     assert ours.sliding_window == (24 if family in ("mistral", "gemma3") else None)
     assert (ours.embed_scale, ours.post_norms) == ((8.0, True) if family == "gemma3" else (1.0, False))
     assert ours.qk_norm == (family in ("qwen3", "qwen3_moe", "gemma3"))
@@ -145,7 +145,7 @@ def test_sparse_multimodal_gemma_config() -> None:
     config = parse_hf_config({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}, "m")
     assert (config.n_heads, config.n_kv_heads, config.head_dim, config.attn_scale) == (8, 4, 256, 1 / 16)
     assert (config.rope.theta, config.rope.local_theta, config.rope.scaling) == (1e6, 1e4, ("linear", 8.0))
-    assert [i for i, sliding in enumerate(config.sliding_layers) if not sliding] == [5, 11, 17, 23, 29]
+    assert [i for i, sliding in enumerate(config.local_layers) if not sliding] == [5, 11, 17, 23, 29]
     assert (config.tie_embeddings, config.embed_scale) == (True, math.sqrt(2560))
 
 
@@ -190,7 +190,7 @@ def test_qwen_window_needs_its_switch() -> None:
     base |= {"intermediate_size": 96, "vocab_size": 384, "sliding_window": 32, "max_window_layers": 1}
     assert parse_hf_config(base, "m").sliding_window is None
     on = parse_hf_config(base | {"use_sliding_window": True}, "m")
-    assert (on.sliding_window, on.sliding_layers) == (32, (False, True, True))
+    assert (on.sliding_window, on.local_layers) == (32, (False, True, True))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from tests.models.device.small import SLOW_INTERPRETED, device_decoder, host_dec
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 GEMMA: dict[str, Any] = {
-    "qkv_bias": False, "qk_norm": True, "post_norms": True, "sliding_window": 24, "sliding_layers": (True, False),
+    "qkv_bias": False, "qk_norm": True, "post_norms": True, "sliding_window": 24, "local_layers": (True, False),
     "activation": "gelu_tanh", "embed_scale": 8.0, "tie_embeddings": True, "rope": RopeConfig(1e6, 1e4),
 }  # fmt: skip
+SMOLLM3: dict[str, Any] = {"local_layers": (True, False), "rope": RopeConfig(1e4, local_rotates=False)}
 TREE = [-1, 0, 1, 2, 1, 0, 5, 5]
 PROMPT = torch.randint(0, 384, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -40,7 +41,12 @@ def run(decoder: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "changes", [pytest.param({}, marks=SLOW_INTERPRETED, id="qwen"), pytest.param(GEMMA, id="gemma")]
+    "changes",
+    [
+        pytest.param({}, marks=SLOW_INTERPRETED, id="qwen"),
+        pytest.param(GEMMA, id="gemma"),
+        pytest.param(SMOLLM3, id="smollm3"),
+    ],
 )
 def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
     config = shape(**changes)
