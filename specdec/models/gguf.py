@@ -47,16 +47,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9  # type codes of metadata values, as those above
 _LENGTH = struct.Struct("<Q")
 _TYPES = GGMLQuantizationType
-_BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
-    _TYPES.Q4_0: "q4_0",
-    _TYPES.Q4_1: "q4_1",
-    _TYPES.Q5_0: "q5_0",
-    _TYPES.Q5_1: "q5_1",
-    _TYPES.Q8_0: "q8_0",
-    _TYPES.Q4_K: "q4_k",
-    _TYPES.Q5_K: "q5_k",
-    _TYPES.Q6_K: "q6_k",
-}
+_KEPT: tuple[BlockKind, ...] = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+_BLOCK_KINDS = {_TYPES[kind.upper()]: kind for kind in _KEPT}
 _ROUNDED = (
     _TYPES.Q2_K, _TYPES.Q3_K, _TYPES.IQ2_XXS, _TYPES.IQ2_XS, _TYPES.IQ2_S, _TYPES.IQ3_XXS, _TYPES.IQ3_S,
     _TYPES.IQ4_NL, _TYPES.IQ4_XS,
@@ -263,11 +255,9 @@ class _Reader:
         if "token_embd.weight" not in self.file.tensors:
             raise ModelError(f"{self.file.path}: tensor token_embd.weight is missing; the file is incomplete")
         gemma = self.architecture == "gemma3"
-        hidden, heads, layers = (
-            self._int("embedding_length"),
-            self._int("attention.head_count"),
-            self._int("block_count", most=MAX_LAYERS),
-        )
+        hidden = self._int("embedding_length")
+        heads = self._int("attention.head_count")
+        layers = self._int("block_count", most=MAX_LAYERS)
         head_dim = self._int("attention.key_length", hidden // heads)
         if self._int("attention.value_length", head_dim) != head_dim or self._int(
             "rope.dimension_count", head_dim
