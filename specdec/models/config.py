@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MAX_EXPERTS = 1024  # of a layer; several times those of the largest models
@@ -37,9 +37,14 @@ class RopeConfig:
         return (False,) if self.local_theta is None and self.local_rotates else (False, True)
 
     @property
+    def original(self) -> int:
+        """Tokens for which the model was made before "yarn"; 0 for other scaling."""
+        return int(self.scaling[2]) if self.scaling and self.scaling[0] == "yarn" else 0
+
+    @property
     def context(self) -> int:
         """Tokens for which "yarn" is made; 0 for other scaling."""
-        return int(float(self.scaling[1]) * float(self.scaling[2])) if self.scaling and self.scaling[0] == "yarn" else 0
+        return int(float(self.scaling[1]) * self.original) if self.scaling else 0
 
     def __post_init__(self) -> None:
         _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
@@ -75,6 +80,7 @@ class ModelConfig:
     attn_scale: float  # factor of q.k
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embed_scale: float = 1.0  # factor of embeddings
+    logits_divisor: float = 1.0  # in effect already in the final norm's weights, as sources give them
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -89,7 +95,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_positive("the norms' epsilon", self.norm_eps)
-        _check_positive("the scale of attention", self.attn_scale)
+        _check_positive("the context", self.max_context)
+        _check_positive("a scale", self.attn_scale, self.embed_scale, self.logits_divisor)
         _check_positive("a sliding window", 1 if self.sliding_window is None else self.sliding_window)
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
@@ -101,6 +108,15 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """The sliding window of a layer, in tokens; 0: it attends to all."""
         return self.sliding_window or 0 if self.local(layer) else 0
+
+    def with_residual_scale(self, scale: float) -> ModelConfig:
+        """The config of a model whose attention and MLP are multiplied by ``scale`` before the residual add.
+
+        The decoder keeps the residual stream divided by ``scale``, so that it adds them as they are. Norms undo the
+        division if their epsilon is divided by the square.
+        """
+        _check_positive("a scale", scale)
+        return replace(self, embed_scale=self.embed_scale / scale, norm_eps=self.norm_eps / scale**2)
 
     @property
     def mlps_per_token(self) -> int:

@@ -198,10 +198,14 @@ class GGUFFile:
 
 
 # general.architecture -> family; Mistral models are stored as `llama` too
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma3": "gemma3"}
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma3": "gemma3",
+    "granite": "granite", "mistral3": "ministral3", "smollm3": "smollm3", "seed_oss": "seed_oss",
+}  # fmt: skip
 
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
+_SMOLLM3_PATTERN = 4  # every fourth layer has no rotary embedding; files do not say so
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
 # Values of keys that change what a model computes; others are not supported
 _ONLY = {
@@ -254,7 +258,7 @@ class _Reader:
                 )
         if "token_embd.weight" not in self.file.tensors:
             raise ModelError(f"{self.file.path}: tensor token_embd.weight is missing; the file is incomplete")
-        gemma = self.architecture == "gemma3"
+        gemma = self.architecture in ("gemma", "gemma3")
         hidden = self._int("embedding_length")
         heads = self._int("attention.head_count")
         layers = self._int("block_count", most=MAX_LAYERS)
@@ -263,10 +267,11 @@ class _Reader:
             "rope.dimension_count", head_dim
         ) not in (head_dim, hidden // heads):
             raise UnsupportedModelError(f"{self.file.path}: keys, values and rotary part must have equal lengths")
-        window, sliding = self._sliding(layers)
+        window, local = self._layers(layers)
         rope = self._rope()
-        scale_dim = hidden / heads if gemma and layers == _GEMMA_27B_LAYERS else head_dim
-        return ModelConfig(
+        scale_dim = hidden / heads if self.architecture == "gemma3" and layers == _GEMMA_27B_LAYERS else head_dim
+        positions_scale = self._get("attention.temperature_scale")  # queries, beyond the original context
+        config = ModelConfig(
             family=ARCHITECTURES[self.architecture],
             vocab_size=self.file.tensors["token_embd.weight"].shape[0],
             hidden_size=hidden,
@@ -275,21 +280,23 @@ class _Reader:
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
             intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
-            max_context=max(self._int("context_length"), rope.context),
+            max_context=rope.original if positions_scale else max(self._int("context_length"), rope.context),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope=rope,
-            attn_scale=float(scale_dim) ** -0.5,
+            attn_scale=self._scale("attention.scale", float(scale_dim) ** -0.5),
             activation="gelu_tanh" if gemma else "silu",
-            embed_scale=math.sqrt(hidden) if gemma else 1.0,
+            embed_scale=self._scale("embedding_scale", math.sqrt(hidden) if gemma else 1.0),
+            logits_divisor=self._scale("logit_scale", 1.0),
             tie_embeddings="output.weight" not in self.file.tensors,
             qkv_bias="blk.0.attn_q.bias" in self.file.tensors,
             qk_norm="blk.0.attn_q_norm.weight" in self.file.tensors,
-            post_norms=gemma,
+            post_norms=self.architecture == "gemma3",
             sliding_window=window,
-            local_layers=sliding,
+            local_layers=local,
             experts=self._int("expert_count", most=MAX_EXPERTS) if moe else 0,
             experts_per_token=self._int("expert_used_count") if moe else 0,
         )
+        return config.with_residual_scale(self._scale("residual_scale", 1.0))
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
@@ -307,7 +314,14 @@ class _Reader:
             )
         return value
 
-    def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    def _scale(self, key: str, default: float) -> float:
+        """A factor, which the file may leave out or give as 0 in place of its default."""
+        return float(self._get(key, 0.0)) or default
+
+    def _layers(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+        """The window and the local layers."""
+        if self.architecture == "smollm3":
+            return None, tuple((i + 1) % _SMOLLM3_PATTERN == 0 for i in range(layers))
         window = self._get("attention.sliding_window")
         if not window:
             return None, (False,) * layers
@@ -327,15 +341,17 @@ class _Reader:
         gemma = self.architecture == "gemma3"
         theta = float(self._get("rope.freq_base", 1_000_000.0 if gemma else 10_000.0))
         local = float(self._get("rope.freq_base_swa", _GEMMA_LOCAL_THETA)) if gemma else None
-        return RopeConfig(theta, local, self._rope_scaling())
+        return RopeConfig(theta, local, self._rope_scaling(), local_rotates=self.architecture != "smollm3")
 
     def _rope_scaling(self) -> tuple[str | float, ...] | None:
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")
         if kind == "yarn" and "rope_freqs.weight" not in self.file.tensors:
             turns = (self._get(f"rope.scaling.yarn_beta_{key}", usual) for key, usual in (("fast", 32), ("slow", 1)))
-            original = self._int("rope.scaling.original_context_length")
-            return ("yarn", factor, float(original), *map(float, turns), yarn_magnitude(factor))
+            original = float(self._int("rope.scaling.original_context_length"))
+            weight = float(self._get("rope.scaling.yarn_log_multiplier", 0.0))
+            magnitude = yarn_magnitude(factor) / yarn_magnitude(factor, weight)
+            return ("yarn", factor, original, *map(float, turns), magnitude)
         if kind not in ("linear", "none"):
             raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported; use another file")
         scaled = kind == "linear" and factor != 0.0
@@ -361,6 +377,7 @@ _LAYER = {
     "attn_post_norm": "post_attention_norm",
     "mlp_post_norm": "post_ffw_norm",
 }
+_SEED_LAYER = _LAYER | {"mlp_norm": "post_attention_norm"}
 
 
 def _tensor(values: np.ndarray) -> Tensor:
@@ -373,16 +390,18 @@ def _tensor(values: np.ndarray) -> Tensor:
 class GGUFSource(TensorSource):
     """Tensors of an open GGUF file, dequantised slice by slice.
 
-    Files of architecture `llama` hold the rows of q and k permuted, for rotary embedding of neighbouring pairs; this
-    returns them in half-split order. Gemma's norms already hold their +1 in a GGUF file.
+    Files of architecture `llama`, and of those converted like it, hold the rows of q and k permuted, for rotary
+    embedding of neighbouring pairs; this returns them in half-split order. Gemma's norms already hold their +1 in a
+    GGUF file.
     """
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         self.name = file.path.stem
         self.config = parse_gguf_config(file)
+        self._layer = _SEED_LAYER if self.config.family == "seed_oss" else _LAYER
         self._order: dict[str, np.ndarray] = {}
-        if self.config.family == "llama":
+        if self.config.family in ("llama", "ministral3", "granite", "smollm3"):
             dim = self.config.head_dim
             self._order = {
                 "q": half_split_order(self.config.n_heads, dim),
@@ -427,15 +446,15 @@ class GGUFSource(TensorSource):
     def vector(self, role: str) -> Tensor:
         values = _tensor(self._file.rows(self._tensor_name(role), slice(None))).reshape(-1)
         order = self._order.get(role.removesuffix(".bias").rpartition(".")[2]) if role.endswith(".bias") else None
-        return values if order is None else values[_tensor(order)]
+        values = values if order is None else values[_tensor(order)]
+        return values / self.config.logits_divisor if role == "final_norm" else values
 
-    @staticmethod
-    def _tensor_name(role: str) -> str:
+    def _tensor_name(self, role: str) -> str:
         role, kind = (role.removesuffix(".bias"), ".bias") if role.endswith(".bias") else (role, ".weight")
         if role in _TOP:
             return _TOP[role] + kind
         layer, part = role.split(".")[1], role.rpartition(".")[2]
-        name = _LAYER.get(part, part)
+        name = self._layer.get(part, part)
         return f"blk.{layer}.{name if _expert(role) is None else name + '_exps'}{kind}"
 
 

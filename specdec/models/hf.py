@@ -137,24 +137,14 @@ def _gptq_offset(data: dict[str, Any], where: str) -> int:
     return GPTQ_ZERO_OFFSETS[layout]
 
 
-# model_type in config.json -> family
-FAMILIES = {
-    "llama": "llama",
-    "mistral": "mistral",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3_moe",
-    "gemma3_text": "gemma3",
-    "gemma3": "gemma3",
-}
-
 # Holds a language model of type mistral, or of a later one. Other multimodal folders are refused: their chat templates
 # take contents in parts.
 _MISTRAL_WITH_IMAGES = "mistral3"
 
-# Defaults of a family's configuration class in transformers; published configs omit such fields
-_COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
-_DEFAULTS: dict[str, dict[str, Any]] = {
+# By model_type, defaults of its configuration class in transformers; published configs omit such fields
+_COMMON = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10_000.0, "hidden_act": "silu"}
+_QWEN: dict[str, Any] = {"sliding_window": 4096, "max_window_layers": 28}
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {
         "hidden_size": 4096,
@@ -165,17 +155,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
     },
-    "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
-    "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "ministral3": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
     "qwen3_moe": {
-        "sliding_window": 4096,
-        "max_window_layers": 28,
+        **_QWEN,
         "num_key_value_heads": 4,
         "moe_intermediate_size": 768,
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
+    "gemma": {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
     "gemma3": {
         "vocab_size": 262208,
         "hidden_size": 2304,
@@ -184,12 +175,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 256,
         "max_position_embeddings": 131072,
+        "rope_theta": 1_000_000.0,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     },
+    "granite": {"max_position_embeddings": 2048},
+    "smollm3": {"rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
+    "seed_oss": {"head_dim": 128},
 }
 _SCORING = ("Classification", "RewardModel")  # ends of the names of classes with another head
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -208,9 +204,9 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
         model_type = str(data.get("model_type", "(none)"))
         if model_type == _MISTRAL_WITH_IMAGES:
             model_type = str(_language_model(data).get("model_type"))
-        family = FAMILIES.get(model_type)
-        if family is None:
-            known = ", ".join(sorted(set(FAMILIES.values())))
+        family = "gemma3" if model_type == "gemma3_text" else model_type
+        if family not in FAMILIES:
+            known = ", ".join(sorted(FAMILIES))
             raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
         return _read_config(data, name, family)
 
@@ -224,7 +220,7 @@ def _read_config(data: dict[str, Any], name: str, family: str) -> ModelConfig:
     data = _language_model(data)
     # A null means "the default", but for the window: there it means that the model has none.
     said = {k: v for k, v in data.items() if v is not None or k == "sliding_window"}
-    return _Reader(name, family, _COMMON | _DEFAULTS[family] | said).read()
+    return _Reader(name, family, _COMMON | FAMILIES[family] | said).read()
 
 
 def _language_model(data: dict[str, Any]) -> dict[str, Any]:
@@ -243,17 +239,18 @@ class _Reader:
 
     def read(self) -> ModelConfig:
         self._refuse_unsupported()
-        hidden, heads, layers = (
-            self._int("hidden_size"),
-            self._int("num_attention_heads"),
-            self._int("num_hidden_layers", most=MAX_LAYERS),
-        )
-        gemma = self.family == "gemma3"
+        hidden = self._int("hidden_size")
+        heads = self._int("num_attention_heads")
+        layers = self._int("num_hidden_layers", most=MAX_LAYERS)
         head_dim = self._int("head_dim", hidden // heads)
-        window, sliding = self._sliding(layers)
-        scalar = float(self.data["query_pre_attn_scalar"]) if gemma else float(head_dim)
+        window, local = self._layers(layers)
         moe, rope = self.family == "qwen3_moe", self._rope()
-        return ModelConfig(
+        # Queries are multiplied by a function of their position, which is 1 in the original context.
+        given = self.data.get("rope_scaling") or self.data.get("rope_parameters") or {}
+        positions_scale = given.get("llama_4_scaling_beta")
+        attn_scale = float(self.data.get("query_pre_attn_scalar", head_dim)) ** -0.5
+        embed_scale = math.sqrt(hidden) if self.family in ("gemma", "gemma3") else 1.0
+        config = ModelConfig(
             family=self.family,
             vocab_size=self._int("vocab_size"),
             hidden_size=hidden,
@@ -262,25 +259,30 @@ class _Reader:
             n_kv_heads=self._int("num_key_value_heads", heads),
             head_dim=head_dim,
             intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
-            max_context=max(self._int("max_position_embeddings"), rope.context),
+            max_context=rope.original if positions_scale else max(self._int("max_position_embeddings"), rope.context),
             norm_eps=float(self.data["rms_norm_eps"]),
             rope=rope,
-            attn_scale=scalar**-0.5,
+            attn_scale=self._factor("attention_multiplier", attn_scale),
             activation=self._activation(),
-            embed_scale=math.sqrt(hidden) if gemma else 1.0,
+            embed_scale=self._factor("embedding_multiplier", embed_scale),
+            logits_divisor=self._factor("logits_scaling", 1.0),
             tie_embeddings=bool(self.data.get("tie_word_embeddings", False)),
             qk_norm=self.family in ("qwen3", "qwen3_moe", "gemma3"),
-            post_norms=gemma,
+            post_norms=self.family == "gemma3",
             sliding_window=window,
-            local_layers=sliding,
+            local_layers=local,
             mask_token=self._mask_token(),
             experts=self._experts() if moe else 0,
             experts_per_token=self._int("num_experts_per_tok") if moe else 0,
             normalise_experts=bool(self.data.get("norm_topk_prob", True)),
         )
+        return config.with_residual_scale(self._factor("residual_multiplier", 1.0))
 
     def _refuse_unsupported(self) -> None:
-        for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        unsupported = ["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"]
+        if self.family == "smollm3":
+            unsupported.append("use_sliding_window")
+        for key in unsupported:
             if self.data.get(key):
                 raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
         dense = self.data.get("mlp_only_layers") or self.data.get("decoder_sparse_step", 1) != 1
@@ -299,6 +301,10 @@ class _Reader:
             raise ModelError(f"{self.name}: config.json: '{key}' must be at most {most}, got {value}")
         return value
 
+    def _factor(self, key: str, default: float) -> float:
+        """A factor of Granite's; ``default`` in other families."""
+        return float(self.data.get(key, 1.0)) if self.family == "granite" else default
+
     def _experts(self) -> int:
         written = "num_local_experts" in self.data  # by transformers 5
         return self._int("num_local_experts" if written else "num_experts", most=MAX_EXPERTS)
@@ -314,33 +320,35 @@ class _Reader:
         return value
 
     def _activation(self) -> Any:
-        given = self.data.get("hidden_activation") if self.family == "gemma3" else self.data.get("hidden_act")
-        default = "gelu_pytorch_tanh" if self.family == "gemma3" else "silu"
-        activation = _ACTIVATIONS.get(given or default)
+        given = self.data.get("hidden_activation", self.data["hidden_act"])
+        # The first configurations of Gemma name the exact GELU, and mean the other one.
+        activation = "gelu_tanh" if (self.family, given) == ("gemma", "gelu") else _ACTIVATIONS.get(given)
         if activation is None:
             raise UnsupportedModelError(f"{self.name}: activation '{given}' is not supported; use another model")
         return activation
 
-    def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
-        window = self.data.get("sliding_window")
+    def _layers(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+        """The window and the local layers."""
+        window, key = self.data.get("sliding_window"), "layer_types"
         if self.family.startswith("qwen") and not self.data.get("use_sliding_window", False):
             window = None
-        if window is None or self.family == "llama":
+        if self.family == "smollm3":
+            window, key, every = None, "no_rope_layers", self._int("no_rope_layer_interval")
+            turned = self.data.get(key, [(i + 1) % every for i in range(layers)])
+            flags = tuple(not each for each in turned[:layers])  # 1: rotary embedding, 0: none
+        elif window is None or "sliding_window" not in FAMILIES[self.family]:
             return None, (False,) * layers
-        types = self.data.get("layer_types")
-        if types is not None:
-            if len(types) != layers:
-                raise ModelError(
-                    f"{self.name}: config.json: 'layer_types' has {len(types)} entries for {layers} layers"
-                )
-            flags = tuple(kind == "sliding_attention" for kind in types)
+        elif key in self.data:
+            flags = tuple(kind == "sliding_attention" for kind in self.data[key])
         elif self.family == "gemma3":
             flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))
-        elif self.family == "mistral":
+        elif self.family in ("mistral", "ministral3"):
             flags = (True,) * layers
         else:
             flags = tuple(i >= int(self.data["max_window_layers"]) for i in range(layers))
-        return (int(window) if any(flags) else None), flags
+        if len(flags) != layers:
+            raise ModelError(f"{self.name}: config.json: '{key}' has {len(flags)} entries for {layers} layers")
+        return (int(window) if window is not None and any(flags) else None), flags
 
     def _rope(self) -> RopeConfig:
         """Reads ``rope_parameters`` (transformers 5), and ``rope_scaling``: the former spelling, or added by hand."""
@@ -348,16 +356,17 @@ class _Reader:
         if self.family == "gemma3":
             full = given.get("full_attention") or {}
             local = given.get("sliding_attention") or {}
-            theta = full.get("rope_theta", self.data.get("rope_theta", 1_000_000.0))
+            theta = full.get("rope_theta", self.data["rope_theta"])
             local_theta = local.get("rope_theta", self.data.get("rope_local_base_freq", 10_000.0))
             if _scaling(local, self.name) is not None:
                 raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported; remove it")
             return RopeConfig(float(theta), float(local_theta), _scaling(added or full, self.name))
-        theta = given.get("rope_theta", self.data.get("rope_theta", 10_000.0))
+        theta = given.get("rope_theta", self.data["rope_theta"])
         partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
         if partial != 1.0:
             raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported; use another model")
-        return RopeConfig(float(theta), None, _scaling(added or given, self.name))
+        scaling = _scaling(added or given, self.name)
+        return RopeConfig(float(theta), None, scaling, local_rotates=self.family != "smollm3")
 
 
 def _scaling(given: dict[str, Any], name: str) -> tuple[str | float, ...] | None:
@@ -466,8 +475,10 @@ class HFSource(TensorSource):
         """Vector ``role``, float32; Gemma's norms, stored as w - 1, get their one back."""
         name = self._tensor_name(role)
         with readable(self._folder, name):
-            values = self._slice(name)[:].float()
-        return values + 1.0 if self.config.family == "gemma3" and role.endswith("_norm") else values
+            values: Tensor = self._slice(name)[:].float()
+        if self.config.family in ("gemma", "gemma3") and role.endswith("_norm"):
+            values = values + 1.0
+        return values / self.config.logits_divisor if role == "final_norm" else values
 
     def module(self, role: str) -> str:
         """The file's name of the module that holds matrix ``role``; its tensors are ``module.weight`` and the like."""

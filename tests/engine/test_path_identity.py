@@ -93,7 +93,22 @@ def test_batch_conditions_change_no_token(drawn: list[Request], conditions: Batc
     check(tiny_parts(), drawn, conditions)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3", "llama3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma3",
+        "granite",
+        "smollm3",
+        "seed_oss",
+        "ministral3",
+        "llama3",
+    ],
+)
 @settings(max_examples=8)
 @given(drawn=st.lists(requests, min_size=2, max_size=4), conditions=all_conditions)
 def test_every_family(family: str, drawn: list[Request], conditions: BatchConditions) -> None:

@@ -11,9 +11,12 @@ from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.packed_weights import unpack_linear
 
 
-def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, Tensor]:
-    """The fused matrices and norms of layer ``i`` by the names of `LayerWeights`."""
-    p, one = f"model.layers.{i}.", 1.0 if gemma else 0.0
+def expected_layer(state: dict[str, Tensor], i: int, one: float) -> dict[str, Tensor]:
+    """The fused matrices and norms of layer ``i`` by the names of `LayerWeights`.
+
+    one: what norms are stored without.
+    """
+    p = f"model.layers.{i}."
     attention, mlp = p + "self_attn.", p + "mlp."
     out = {
         "qkv": torch.cat([state[attention + f"{x}_proj.weight"] for x in "qkv"]),
@@ -31,12 +34,12 @@ def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, T
     for norm in ("q_norm", "k_norm"):
         if attention + norm + ".weight" in state:
             out[norm] = state[attention + norm + ".weight"] + one
-    if gemma:
+    if p + "pre_feedforward_layernorm.weight" in state:
         out["attn_post_norm"] = state[p + "post_attention_layernorm.weight"] + 1.0
         out["mlp_norm"] = state[p + "pre_feedforward_layernorm.weight"] + 1.0
         out["mlp_post_norm"] = state[p + "post_feedforward_layernorm.weight"] + 1.0
     else:
-        out["mlp_norm"] = state[p + "post_attention_layernorm.weight"]
+        out["mlp_norm"] = state[p + "post_attention_layernorm.weight"] + one
     return out
 
 
@@ -55,16 +58,17 @@ def found_layer(layer: LayerWeights) -> dict[str, Tensor]:
 def differences(weights: ModelWeights, oracle: Any) -> list[str]:
     """Names of weights that differ from the oracle's in any bit; float32 weights only."""
     state = oracle.state_dict()
-    gemma = oracle.config.model_type == "gemma3_text"
+    one = 1.0 if oracle.config.model_type in ("gemma", "gemma3_text") else 0.0
     wrong = []
     if not torch.equal(weights.embed, state["model.embed_tokens.weight"]):
         wrong.append("embed")
     if not torch.equal(unpack_linear(weights.lm_head), state["lm_head.weight"]):
         wrong.append("lm_head")
-    if not torch.equal(weights.final_norm, state["model.norm.weight"] + (1.0 if gemma else 0.0)):
+    final_norm = (state["model.norm.weight"] + one) / getattr(oracle.config, "logits_scaling", 1.0)
+    if not torch.equal(weights.final_norm, final_norm):
         wrong.append("final_norm")
     for i, layer in enumerate(weights.layers):
-        expected, found = expected_layer(state, i, gemma), found_layer(layer)
+        expected, found = expected_layer(state, i, one), found_layer(layer)
         names = expected.keys() | found.keys()
         wrong += [
             f"layers.{i}.{name}"

@@ -27,16 +27,27 @@ Tiny = Callable[[str], Path]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float_file_equals_its_source(family: str, tiny: Tiny, tmp_path: Path) -> None:
-    write_tiny_gguf(tiny(family), tmp_path / "m.gguf")
+    folder = tiny(family)
+    if family == "granite":  # so that float32 holds it, as the final norm is divided by it
+        folder = make_tiny_model(family, tmp_path / "hf", logits_scaling=1.75)
+    write_tiny_gguf(folder, tmp_path / "m.gguf")
     loaded = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path)
-    assert differences(loaded.weights, load_oracle(tiny(family))) == []
+    assert differences(loaded.weights, load_oracle(folder)) == []
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3"])
-def test_config_equals_its_source(family: str, tmp_path: Path) -> None:
-    layers = {"num_hidden_layers": 7, "layer_types": None} if family == "gemma3" else {}
-    scalar = {"query_pre_attn_scalar": 32} if family == "gemma3" else {}
-    folder = make_tiny_model(family, tmp_path / "hf", **layers, **scalar)
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        *(
+            (family, {})
+            for family in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "seed_oss", "ministral3")
+        ),
+        ("gemma3", {"num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 32}),
+        ("smollm3", {"num_hidden_layers": 9, "no_rope_layers": None}),
+    ],
+)
+def test_config_equals_its_source(family: str, given: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_tiny_model(family, tmp_path / "hf", **given)
     write_tiny_gguf(folder, tmp_path / "m.gguf")
     ours = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
     theirs = load_model(str(folder), dtype="fp32", cache_dir=tmp_path).config
@@ -45,8 +56,8 @@ def test_config_equals_its_source(family: str, tmp_path: Path) -> None:
         for name in theirs.__slots__
         if getattr(ours, name) != getattr(theirs, name)
     }
-    assert different.keys() <= {"norm_eps"}  # stored as float32
-    assert ours.norm_eps == pytest.approx(theirs.norm_eps)
+    assert different.keys() <= {"norm_eps", "attn_scale", "embed_scale", "logits_divisor"}  # stored as float32
+    assert all(ours == pytest.approx(theirs) for ours, theirs in different.values())
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
@@ -191,6 +202,29 @@ def test_spellings_of_linear_rope_scaling(fields: dict[str, Any], scaling: objec
     assert parse_gguf_config(file).rope.scaling == scaling
 
 
+def test_factors_that_a_file_leaves_out(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("granite"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    for name in ("attention.scale", "embedding_scale", "residual_scale"):
+        file.metadata[f"granite.{name}"] = 0.0
+    del file.metadata["granite.logit_scale"]
+    config = parse_gguf_config(file)
+    assert (config.attn_scale, config.embed_scale, config.logits_divisor) == (0.25, 1.0, 1.0)
+    assert config.norm_eps == pytest.approx(0.01)
+
+
+def test_magnitude_of_yarn_with_a_multiplier(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("ministral3"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    for multiplier, magnitude in ((1.0, 1.0), (0.5, 1.138629 / 1.069315), (0.0, 1.138629)):
+        file.metadata["mistral3.rope.scaling.yarn_log_multiplier"] = multiplier
+        scaling = parse_gguf_config(file).rope.scaling
+        assert scaling is not None
+        assert scaling[-1] == pytest.approx(magnitude)
+    file.metadata["mistral3.attention.temperature_scale"] = 0.0
+    assert parse_gguf_config(file).max_context == 2048
+
+
 def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "some.gguf")
@@ -207,7 +241,7 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
             "general.architecture",
             "mamba",
             UnsupportedModelError,
-            "architecture 'mamba' is not supported.*gemma3, llama",
+            "architecture 'mamba' is not supported.*gemma3, granite, llama",
         ),
         ("split.count", 2, UnsupportedModelError, "llama-gguf-split --merge"),
         ("general.type", "adapter", UnsupportedModelError, "no model but 'adapter' .general.type.; .*whole model"),

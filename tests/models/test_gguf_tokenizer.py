@@ -149,6 +149,9 @@ def _pairs(*texts: str) -> dict[str, Any]:
         ("smollm", [b"a", b"  ", b"1", b"2", b"3"]),  # digits are split off first
         ("qwen2", [b"a", b" ", b" ", b"1", b"2", b"3"]),  # a number takes no space, and digits stand alone
         ("llama-bpe", [b"a", b" ", b" ", b"12", b"3"]),  # up to three digits go together
+        ("smaug-bpe", [b"a", b" ", b" ", b"12", b"3"]),
+        ("dbrx", [b"a", b" ", b" ", b"12", b"3"]),
+        ("seed-coder", [b"a", b" ", b" ", b"1", b"2", b"3"]),
     ],
 )
 def test_text_splitting_follows_the_file(pre: str, expected: list[bytes]) -> None:
@@ -156,10 +159,16 @@ def test_text_splitting_follows_the_file(pre: str, expected: list[bytes]) -> Non
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("a  123")] == expected
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "tekken", "qwen2", None])
+def test_seed_splits_line_breaks_from_signs() -> None:
+    seed, qwen = (_convert(pre=pre, **_pairs("!Ċ", "ĊĊ")) for pre in ("seed-coder", "qwen2"))
+    pieces = [[each.token_bytes(i) for i in each.encode("!\n\n a", add_special=False)] for each in (seed, qwen)]
+    assert pieces == [[b"!", b"\n\n", b" ", b"a"], [b"!\n", b"\n", b" ", b"a"]]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "tekken", "qwen2", "smaug-bpe", "dbrx", None])
 def test_a_file_that_does_not_say_begins_texts_as_in_llama_cpp(pre: str | None) -> None:
     given = _pairs() | {"bos_token_id": 7} | ({} if pre is None else {"pre": pre})
-    assert (_convert(**given).encode("a")[0] == 7) == (pre not in ("qwen2", None))
+    assert (_convert(**given).encode("a")[0] == 7) == (pre in ("llama-bpe", "llama3", "tekken"))
     assert _convert(**given, add_bos_token=False).encode("a")[0] != 7
 
 

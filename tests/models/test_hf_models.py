@@ -42,17 +42,24 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     )  # fmt: skip
     assert (ours.experts, ours.experts_per_token) == ((7, 3) if family == "qwen3_moe" else (0, 0))
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
-    assert ours.norm_eps == theirs.rms_norm_eps
+    granite = family == "granite"
+    assert ours.norm_eps == theirs.rms_norm_eps / (0.22**2 if granite else 1)
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    assert ours.attn_scale == pytest.approx(getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5)
+    usual = getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5
+    assert ours.attn_scale == pytest.approx(0.4 if granite else usual)
     kinds = (
         getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 2
     )
-    assert ours.local_layers == tuple(kind == "sliding_attention" for kind in kinds)
+    turned = getattr(theirs, "no_rope_layers", None)
+    assert ours.local_layers == tuple(not each for each in turned or (kind == "full_attention" for kind in kinds))
+    assert ours.rope.local_rotates == (family != "smollm3")
     assert ours.sliding_window == (24 if family in ("mistral", "gemma3") else None)
-    assert (ours.embed_scale, ours.post_norms) == ((8.0, True) if family == "gemma3" else (1.0, False))
+    gemma = family in ("gemma", "gemma3")
+    assert ours.embed_scale == (8.0 if gemma else 3.0 / 0.22 if granite else 1.0)
+    assert ours.logits_divisor == (1.7 if granite else 1.0)
+    assert (ours.activation, ours.post_norms) == ("gelu_tanh" if gemma else "silu", family == "gemma3")
     assert ours.qk_norm == (family in ("qwen3", "qwen3_moe", "gemma3"))
-    assert ours.qkv_bias == (family == "qwen2")
+    assert ours.qkv_bias == (family in ("qwen2", "seed_oss"))
 
 
 def test_experts_in_either_spelling() -> None:
@@ -164,16 +171,18 @@ def test_an_output_table_of_its_own_beside_tied_embeddings(changed: int, tmp_pat
     torch.testing.assert_close(run_in_chunks(decoder, list(range(60)), [60]), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_language_model_of_a_multimodal_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["mistral", "ministral3"])
+def test_the_language_model_of_a_multimodal_folder(family: str, tmp_path: Path) -> None:
     """As Mistral Small 3.2's: the outer type is the multimodal model's, the inner one the family's."""
     import transformers as hf
 
+    text_class = {"mistral": hf.MistralConfig, "ministral3": hf.Ministral3Config}[family]
     text = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
     text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "initializer_range": 0.2}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision |= {"image_size": 28, "patch_size": 14}
     config = hf.Mistral3Config(
-        text_config=hf.MistralConfig(**text).to_dict(), vision_config=hf.PixtralVisionConfig(**vision).to_dict()
+        text_config=text_class(**text).to_dict(), vision_config=hf.PixtralVisionConfig(**vision).to_dict()
     )
     model = hf.Mistral3ForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path / "m")
@@ -181,8 +190,76 @@ def test_the_language_model_of_a_multimodal_folder(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(torch.tensor([list(range(20, 80))])).logits[0]
     decoder = make_decoder(tmp_path / "m", tmp_path, native_backend())
-    assert decoder.config.family == "mistral"
+    assert decoder.config.family == family
     torch.testing.assert_close(run_in_chunks(decoder, list(range(20, 80)), [60]), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("gemma", "head_dim", 256),
+        ("seed_oss", "head_dim", 128),
+        ("ministral3", "head_dim", 128),
+        ("ministral3", "n_kv_heads", 8),
+        ("ministral3", "norm_eps", 1e-5),
+        ("ministral3", "sliding_window", None),
+        ("granite", "attn_scale", 1.0),
+        ("granite", "embed_scale", 1.0),
+        ("granite", "max_context", 2048),
+    ],
+)
+def test_fields_that_a_configuration_leaves_out(family: str, field: str, value: Any) -> None:
+    data = {"model_type": family, "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2}
+    assert getattr(parse_hf_config(data | {"intermediate_size": 96, "vocab_size": 384}, "m"), field) == value
+
+
+def test_queries_scaled_by_position_limit_the_context(tiny: Tiny) -> None:
+    data = json.loads((tiny("ministral3") / "config.json").read_text())
+    rope = data["rope_parameters"]
+    assert parse_hf_config(data, "m").max_context == 512
+    assert parse_hf_config(data | {"rope_parameters": None, "rope_scaling": rope}, "m").max_context == 512
+    data["rope_parameters"] = rope | {"llama_4_scaling_beta": 0.0}
+    assert parse_hf_config(data, "m").max_context == 2048
+    data["rope_parameters"] = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+    with pytest.raises(ModelError, match="the context must be a positive number"):
+        parse_hf_config(data, "m")
+
+
+def test_smollm3_layers_without_rotary_embedding() -> None:
+    base = {"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 5}
+    base |= {"intermediate_size": 96, "vocab_size": 384}
+    usual = parse_hf_config(base | {"no_rope_layers": None}, "m")
+    assert (usual.local_layers, usual.rope.theta) == ((False, False, False, True, False), 2e6)
+    every_second = parse_hf_config(base | {"no_rope_layer_interval": 2}, "m")
+    assert every_second.local_layers == (False, True, False, True, False)
+    assert parse_hf_config(base | {"no_rope_layers": [0, 1, 1, 1, 0, 1]}, "m").local_layers == (
+        True, False, False, False, True
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="'no_rope_layers' has 2 entries for 5 layers"):
+        parse_hf_config(base | {"no_rope_layers": [0, 1]}, "m")
+    with pytest.raises(UnsupportedModelError, match="'use_sliding_window' is not supported"):
+        parse_hf_config(base | {"use_sliding_window": True}, "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "activation"),
+    [
+        ({}, "gelu_tanh"),
+        ({"hidden_act": "gelu", "hidden_activation": None}, "gelu_tanh"),  # as Gemma was released
+        ({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}, "gelu_tanh"),
+        ({"hidden_act": "silu"}, "silu"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, None),
+        ({"model_type": "gemma2"}, None),
+    ],
+)
+def test_gelu_means_the_tanh_in_gemma_alone(change: dict[str, Any], activation: str | None) -> None:
+    data = {"model_type": "gemma", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    data |= {"intermediate_size": 96, "vocab_size": 384} | change
+    if activation is None:
+        with pytest.raises(UnsupportedModelError, match=r"'(gelu|gemma2)' is not supported"):
+            parse_hf_config(data, "m")
+    else:
+        assert parse_hf_config(data, "m").activation == activation
 
 
 def test_qwen_window_needs_its_switch() -> None:
@@ -198,9 +275,9 @@ def test_qwen_window_needs_its_switch() -> None:
     [
         ({"model_type": "mamba"}, UnsupportedModelError, "'mamba' is not supported.*llama"),
         (
-            {"model_type": "mistral3", "text_config": {"model_type": "ministral3"}},
+            {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
             UnsupportedModelError,
-            "'ministral3' is not supported",
+            "'mistral4' is not supported",
         ),
         (
             {"model_type": "llava", "text_config": {"model_type": "llama"}},

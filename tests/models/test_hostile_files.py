@@ -115,6 +115,9 @@ def test_values_of_config_json(name: str, value: Any, folder: Path) -> None:
         ("llama", "rope_parameters", {"rope_theta": 0.0}), ("llama", "rope_parameters", {"rope_theta": float("inf")}),
         ("llama", "rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 0}),
         ("llama", "rms_norm_eps", 0), ("mistral", "sliding_window", -1), ("gemma3", "query_pre_attn_scalar", -256),
+        ("granite", "residual_multiplier", 0), ("granite", "residual_multiplier", -0.22),
+        ("granite", "logits_scaling", 0), ("granite", "attention_multiplier", "x"),
+        ("granite", "embedding_multiplier", float("inf")), ("smollm3", "no_rope_layers", 4),
     ],
 )  # fmt: skip
 def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny: Tiny, tmp_path: Path) -> None:

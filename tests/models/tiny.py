@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3")
+FAMILIES = (
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3", "granite", "smollm3", "seed_oss",
+    "ministral3",
+)  # fmt: skip
 VOCAB_SIZE = 384
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -55,6 +58,30 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "norm_topk_prob": True,
         "tie_word_embeddings": False,
+    },
+    "gemma": {"head_dim": 32, "hidden_act": "gelu"},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 1.7,
+        "rms_norm_eps": 0.01,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0]},
+    "seed_oss": {"head_dim": 24},
+    "ministral3": {
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
     "gemma3": {
         "head_dim": 32,
@@ -123,7 +150,12 @@ def _build(family: str, seed: int, overrides: dict[str, Any]) -> Any:
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
         "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
         "qwen3_moe": (hf.Qwen3MoeConfig, hf.Qwen3MoeForCausalLM),
+        "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
         "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
+        "granite": (hf.GraniteConfig, hf.GraniteForCausalLM),
+        "smollm3": (hf.SmolLM3Config, hf.SmolLM3ForCausalLM),
+        "seed_oss": (hf.SeedOssConfig, hf.SeedOssForCausalLM),
+        "ministral3": (hf.Ministral3Config, hf.Ministral3ForCausalLM),
     }
     config_class, model_class = classes[family]
     with torch.random.fork_rng():

@@ -20,8 +20,14 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
     "gemma3": "gemma3",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "seed_oss": "seed_oss",
+    "ministral3": "mistral3",
 }
+_PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # architectures whose converter permutes the rows of q and k
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -41,6 +47,7 @@ _GEMMA_NAMES = _LAYER_NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_NAMES = {"gemma3": _GEMMA_NAMES, "seed_oss": _LAYER_NAMES | {"post_attention_layernorm": "post_attention_norm"}}
 
 
 def write_tiny_gguf(
@@ -76,12 +83,12 @@ def write_tiny_gguf(
 
 
 def gguf_tensors(model: Any, family: str) -> dict[str, np.ndarray]:
-    """The model's float32 tensors by GGUF name: q and k permuted for `llama`, Gemma's norms with their +1."""
+    """The model's float32 tensors by GGUF name: q and k permuted as for `llama`, Gemma's norms with their +1."""
     config, out = model.config, {}
-    names = _GEMMA_NAMES if family == "gemma3" else _LAYER_NAMES
+    names = _NAMES.get(family, _LAYER_NAMES)
     for name, tensor in model.state_dict().items():
         value = tensor.float()
-        if family == "gemma3" and name.endswith("norm.weight"):
+        if family in ("gemma", "gemma3") and name.endswith("norm.weight"):
             value = value + 1.0
         if name == "lm_head.weight":
             if not config.tie_word_embeddings:
@@ -98,7 +105,7 @@ def gguf_tensors(model: Any, family: str) -> dict[str, np.ndarray]:
         else:
             _, _, layer, *middle, kind = name.split(".")
             part = names[".".join(middle)]
-            if ARCHITECTURES[family] == "llama" and part in ("attn_q", "attn_k"):
+            if ARCHITECTURES[family] in _PERMUTED and part in ("attn_q", "attn_k"):
                 heads = config.num_attention_heads if part == "attn_q" else config.num_key_value_heads
                 value = interleave(value, heads)
             out[f"blk.{layer}.{part}.{kind}"] = value.contiguous().numpy()
@@ -128,6 +135,17 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if family == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if family == "gemma3":
         writer.add_sliding_window(config.sliding_window)
 
