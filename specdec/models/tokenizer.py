@@ -100,7 +100,7 @@ def _is_panic(error: BaseException) -> bool:
 _GUARD = "\n"
 """A character that no tokenizer strips, leaves out, or merges with a space that it puts before a text."""
 
-_THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 # Splits special tokens' names inside chat messages; a noncharacter, which Unicode reserves for internal use
 _BREAK = "\ufdd0"

@@ -331,6 +331,13 @@ def test_line_breaks_are_those_of_the_template(template: str | None, closing: st
     assert b"".join(map(TOKENIZER.token_bytes, marks[2])) == closing.encode()
 
 
+@pytest.mark.parametrize(("opening", "end"), [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")])
+def test_marks_of_other_families(opening: str, end: str) -> None:
+    text = TOKENIZER._backend.to_str().replace('"</think>"', f'"{end}"').replace('"<think>"', f'"{opening}"')
+    other = Tokenizer(text, TokenizerInfo(chat_template=f"{{{{ '\\n{end}' }}}}"))
+    assert other.thought_marks == (OPENING, END, (LINE, END))
+
+
 @pytest.mark.parametrize(
     ("text", "is_open"),
     [

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.fim import FimTokens
 from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
 from specdec.models.load import load_model
 from specdec.models.tokenizer import Tokenizer
@@ -31,11 +32,13 @@ def _convert(**metadata: Any) -> Tokenizer:
     return Tokenizer(*convert_gguf_tokenizer(SimpleNamespace(path=Path("m.gguf"), metadata=keys)))  # type: ignore[arg-type]
 
 
-def _sentencepiece(pieces: dict[str, float] | None = None, **metadata: Any) -> Tokenizer:
+def _sentencepiece(
+    pieces: dict[str, float] | None = None, user_defined: tuple[str, ...] = (), **metadata: Any
+) -> Tokenizer:
     pieces = pieces or PIECES
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
-    scores = [0.0] * 259 + list(pieces.values())
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *user_defined]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces), *[4] * len(user_defined)]
+    scores = [0.0] * 259 + list(pieces.values()) + [0.0] * len(user_defined)
     given = {"bos_token_id": 1, "eos_token_id": 2} | metadata
     return _convert(model="llama", tokens=tokens, token_type=types, scores=scores, **given)
 
@@ -87,6 +90,28 @@ def test_sentencepiece_prefix_and_begin_token() -> None:
     assert tokenizer.encode("</s>", add_special=False, parse_special=True) == [2]
     assert _sentencepiece(add_bos_token=False).encode("ab") == tokenizer.encode("ab")[1:]
     assert tokenizer.eos_ids == (2,)
+
+
+def test_fill_in_the_middle_tokens_of_codegemma() -> None:
+    """Its vocabulary is SentencePiece's, and marks them as the user's."""
+    names = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>")
+    tokenizer = _sentencepiece(user_defined=names, add_space_prefix=False)
+    found, ids = FimTokens.of(tokenizer), [tokenizer.token_id(name) for name in names]
+    assert (found.template.name, found.template.spaced) == ("qwen", False)
+    assert [found.prefix, found.suffix, found.middle, found.file] == ids
+    assert set(ids) <= set(found.ends)
+    assert tokenizer.encode("<|fim_prefix|>", add_special=False) != ids[:1]  # text of a user's forges none
+
+
+def test_fill_in_the_middle_tokens_of_granite() -> None:
+    names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<reponame>", "<filename>"]
+    vocabulary = _pairs("ab")
+    tokens, types = vocabulary["tokens"] + names, [1] * len(vocabulary["tokens"]) + [3] * len(names)
+    tokenizer = _convert(pre="refact", **vocabulary | {"tokens": tokens, "token_type": types})
+    found, ids = FimTokens.of(tokenizer), [tokenizer.token_id(name) for name in names]
+    assert found.template.name == "starcoder"
+    assert [found.prefix, found.suffix, found.middle, found.repo, found.file] == [*ids[:3], *ids[4:]]
+    assert set(ids) == set(found.ends)
 
 
 def test_byte_level_equals_its_source(tiny: Tiny, tmp_path: Path) -> None:
