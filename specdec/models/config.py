@@ -115,7 +115,6 @@ class ModelConfig:
         The decoder keeps the residual stream divided by ``scale``, so that it adds them as they are. Norms undo the
         division if their epsilon is divided by the square.
         """
-        _check_positive("a scale", scale)
         return replace(self, embed_scale=self.embed_scale / scale, norm_eps=self.norm_eps / scale**2)
 
     @property

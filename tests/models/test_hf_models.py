@@ -217,6 +217,7 @@ def test_queries_scaled_by_position_limit_the_context(tiny: Tiny) -> None:
     data = json.loads((tiny("ministral3") / "config.json").read_text())
     rope = data["rope_parameters"]
     assert parse_hf_config(data, "m").max_context == 512
+    assert [parse_hf_config(data | {"sliding_window": 24}, "m").window(layer) for layer in (0, 1)] == [24, 24]
     assert parse_hf_config(data | {"rope_parameters": None, "rope_scaling": rope}, "m").max_context == 512
     data["rope_parameters"] = rope | {"llama_4_scaling_beta": 0.0}
     assert parse_hf_config(data, "m").max_context == 2048
