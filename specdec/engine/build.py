@@ -55,7 +55,7 @@ from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
 from specdec.models.memory import check_memory
 from specdec.models.progress import Progress
-from specdec.models.resolve import load_tokenizer
+from specdec.models.resolve import adapter_base, load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from specdec.models.weights import ModelWeights
@@ -302,7 +302,8 @@ def assemble(
     lookups = lookup_drafters(config, tokenizer)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     report_memory(budget)
-    if os.path.exists(os.path.expanduser(f"{config.target}/adapter_config.json")):
+    folder = Path(os.path.expanduser(config.target))
+    if (folder / "adapter_config.json").exists() and adapter_base(folder) is None:
         said = "engine.target: the adapter in %s is not applied; merge it (peft: merge_and_unload), or remove it"
         _LOG.warning(said, config.target)
     target = platform.load_target(progress, tokenizer)

@@ -634,6 +634,20 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         raise ModelError(f"{folder}: {error}") from None
 
 
+def with_chat_template(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """``tokenizer`` with the chat template in ``folder`` and the end token beside it; unchanged if there is none.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    with well_formed(str(path)):
+        template, tool_template = _chat_templates(folder, settings)
+        end = tokenizer.token_id(_content(settings.get("eos_token")) or "")
+    return tokenizer if template is None else tokenizer.with_template(template, tool_template, end)
+
+
 def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:
     if name is None:
         return default

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
-from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
+from specdec.models.checkpoint import ADAPTER_WEIGHTS, Checkpoint, TensorSource, fingerprint_files, read_json
 from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
-from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files
+from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files, with_chat_template
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
@@ -22,7 +25,7 @@ from specdec.models.tokenizer import Tokenizer
 class HFCheckpoint:
     """A folder ``path`` with config.json, safetensors and tokenizer.json.
 
-    place: see `Checkpoint`; given where ``path`` changes with the version. ModelError if it holds an adapter alone.
+    place: see `Checkpoint`; given where ``path`` changes with the version.
     """
 
     keeps_packed = True
@@ -30,11 +33,6 @@ class HFCheckpoint:
     def __init__(self, path: Path, name: str | None = None, place: Path | None = None) -> None:
         self.path, self.place = path, place or path
         self.name = name or path.resolve().name
-        weights = {file.name for file in path.glob("*.safetensors")}
-        if (path / "adapter_config.json").exists() and weights <= {"adapter_model.safetensors"}:
-            raise ModelError(
-                f"{path}: holds an adapter alone; merge it (peft: merge_and_unload), and save the whole model"
-            )
 
     def fingerprint(self) -> str:
         """SHA-256 over the configuration and every weight file."""
@@ -92,6 +90,67 @@ class GGUFCheckpoint:
             raise ModelError(f"{self.path}: {error}") from None
 
 
+class AdapterCheckpoint:
+    """A LoRA adapter in the folder ``path``, as PEFT saves it, added to its ``base``.
+
+    place: as for `HFCheckpoint`.
+    """
+
+    keeps_packed = True
+
+    def __init__(self, path: Path, base: Checkpoint, name: str | None = None, place: Path | None = None) -> None:
+        self.path, self.place = path, place or path
+        self.name = name or path.resolve().name
+        self._base = base
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the base's and the adapter's files."""
+        with _of_base(self.path):
+            base = self._base.fingerprint()
+        own = fingerprint_files([self.path / "adapter_config.json", self.path / ADAPTER_WEIGHTS])
+        return hashlib.sha256(f"{base}{own}".encode()).hexdigest()
+
+    def open(self) -> TensorSource:
+        from specdec.models.adapter import AdapterSource  # not at the top, like `random_model`: it imports torch
+
+        with _of_base(self.path):
+            base = self._base.open()
+        return AdapterSource(base, self.path, self.name)
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+        """The base's, with the chat template and the end token that the adapter's folder has."""
+        with _of_base(self.path):
+            tokenizer = self._base.tokenizer(cache_dir, config, like)
+        return with_chat_template(tokenizer, self.path)
+
+
+@contextmanager
+def _of_base(adapter: Path) -> Iterator[None]:
+    """Adds to an error of the base of ``adapter`` where the base is named."""
+    try:
+        yield
+    except ModelError as error:
+        where = f"base_model_name_or_path in {adapter}/adapter_config.json"
+        raise type(error)(
+            f"{error}; {where} names it, and may name another folder, .gguf file or known model"
+        ) from None
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The base model that the adapter in ``folder`` names; None if there is no adapter, or a whole model beside it.
+
+    Raises:
+        ModelError: the adapter names none.
+    """
+    path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
+    if not path.exists() or not weights <= {ADAPTER_WEIGHTS}:
+        return None
+    base = read_json(path).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{path}: base_model_name_or_path must name the adapter's base model, got {base!r}")
+    return base
+
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -103,7 +162,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     """
     path = Path(os.path.expanduser(ref))  # not pathlib's, which raises where there is no such user
     if path.is_dir():
-        return _folder(path)
+        return _adapter(path, cache_dir, progress) or _folder(path)
     if path.is_file():
         return GGUFCheckpoint(path)
     if ref.startswith(RANDOM_PREFIX):
@@ -117,7 +176,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     if ref.endswith(".gguf") or ref.startswith((".", "/", "~")):
         raise ModelError(f"{ref}: no such file or folder")
     if _HUB_ID.fullmatch(ref):
-        return _from_hub(ref, cache_dir / "hub")
+        return _from_hub(ref, cache_dir, progress)
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 
@@ -134,21 +193,37 @@ def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) 
 def is_here(ref: str, cache_dir: Path) -> bool:
     """Whether `resolve` fetches nothing for ``ref``, which may name nothing; False for a hub id, which is not looked
     up."""
-    if os.path.exists(os.path.expanduser(ref)):
-        return True
+    path = Path(os.path.expanduser(ref))
+    if path.exists():
+        base = adapter_base(path)
+        return base is None or is_here(base, cache_dir)
     if ref in CATALOGUE:
         return Fetcher(cache_dir / "models").is_complete(CATALOGUE[ref])
     return ref.endswith(".gguf") or not _HUB_ID.fullmatch(ref)
 
 
-def _from_hub(repository: str, pins: Path) -> Checkpoint:
+def _from_hub(repository: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     """The checkpoint of a repository on the hub, whose folder changes with the commit that `fetch_from_hub` pins."""
-    folder = fetch_from_hub(repository, pins)
+    pins = cache_dir / "hub"
+    folder, named = fetch_from_hub(repository, pins), (repository.rpartition("/")[2], pins / repository)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{repository}: holds no safetensors; if it holds .gguf files, download one and give the path of that file"
         )
-    return HFCheckpoint(folder, repository.rpartition("/")[2], pins / repository)
+    return _adapter(folder, cache_dir, progress, *named) or HFCheckpoint(folder, *named)
+
+
+def _adapter(
+    folder: Path, cache_dir: Path, progress: Progress, name: str | None = None, place: Path | None = None
+) -> Checkpoint | None:
+    """The adapter in ``folder`` over its base; None if it holds none, or a whole model beside it."""
+    base = adapter_base(folder)
+    if base is None:
+        return None
+    with _of_base(folder):
+        if adapter_base(Path(base)) is not None:
+            raise ModelError(f"{base}: is an adapter too; merge it into its base (peft: merge_and_unload)")
+        return AdapterCheckpoint(folder, resolve(base, cache_dir, progress), name, place)
 
 
 def _folder(path: Path) -> Checkpoint:

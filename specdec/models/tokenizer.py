@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,15 @@ class Tokenizer:
         """
         if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
             return Tokenizer(serialised, info)
-        twin = copy.copy(known)
+        return known._with(info)
+
+    def with_template(self, template: str, tool_template: str | None, end: int | None) -> Tokenizer:
+        """This vocabulary with other chat templates, and with the token ``end`` as a further end of a text."""
+        ends = self.eos_ids if end is None or end in self.eos_ids else (*self.eos_ids, end)
+        return self._with(replace(self._info, chat_template=template, tool_template=tool_template, eos_ids=ends))
+
+    def _with(self, info: TokenizerInfo) -> Tokenizer:
+        twin = copy.copy(self)
         for derived in ("_template", "_tool_template", "tool_form", "thought_marks"):
             twin.__dict__.pop(derived, None)
         twin._use(info)

@@ -55,17 +55,21 @@ def found_layer(layer: LayerWeights) -> dict[str, Tensor]:
     return out
 
 
-def differences(weights: ModelWeights, oracle: Any) -> list[str]:
-    """Names of weights that differ from the oracle's in any bit; float32 weights only."""
+def differences(weights: ModelWeights, oracle: Any, tolerance: float = 0.0) -> list[str]:
+    """Names of weights that differ from the oracle's by more than ``tolerance``; float32 weights only."""
+
+    def equal(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=tolerance)
+
     state = oracle.state_dict()
     one = 1.0 if oracle.config.model_type in ("gemma", "gemma3_text") else 0.0
     wrong = []
-    if not torch.equal(weights.embed, state["model.embed_tokens.weight"]):
+    if not equal(weights.embed, state["model.embed_tokens.weight"]):
         wrong.append("embed")
-    if not torch.equal(unpack_linear(weights.lm_head), state["lm_head.weight"]):
+    if not equal(unpack_linear(weights.lm_head), state["lm_head.weight"]):
         wrong.append("lm_head")
     final_norm = (state["model.norm.weight"] + one) / getattr(oracle.config, "logits_scaling", 1.0)
-    if not torch.equal(weights.final_norm, final_norm):
+    if not equal(weights.final_norm, final_norm):
         wrong.append("final_norm")
     for i, layer in enumerate(weights.layers):
         expected, found = expected_layer(state, i, one), found_layer(layer)
@@ -73,6 +77,6 @@ def differences(weights: ModelWeights, oracle: Any) -> list[str]:
         wrong += [
             f"layers.{i}.{name}"
             for name in sorted(names)
-            if name not in expected or name not in found or not torch.equal(expected[name], found[name])
+            if name not in expected or name not in found or not equal(expected[name], found[name])
         ]
     return wrong

@@ -64,22 +64,6 @@ def test_a_folder_of_a_gguf_file_and_its_image_encoder(tiny: Tiny, tmp_path: Pat
     assert load_model(str(tmp_path), dtype="int8", cache_dir=tmp_path).name == "vision-q8_0"
 
 
-@pytest.mark.parametrize("with_config", [False, True], ids=["peft", "axolotl"])
-@pytest.mark.parametrize("ref", ["folder", "hub id"])
-def test_an_adapter_alone_is_no_model(
-    ref: str, with_config: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    save_file({"base_model.model.x.lora_A.weight": torch.zeros(2, 2)}, folder / "adapter_model.safetensors")
-    if with_config:
-        shutil.copy(tiny("llama") / "config.json", folder)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
-    with pytest.raises(ModelError, match="holds an adapter alone; merge it"):
-        load_model(str(folder) if ref == "folder" else "org/adapter", dtype="int8", cache_dir=tmp_path)
-
-
 def test_a_model_beside_an_adapter_loads(tiny: Tiny, tmp_path: Path) -> None:
     shutil.copytree(tiny("qwen3"), tmp_path / "m")
     (tmp_path / "m" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
