@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import ADAPTER_WEIGHTS, StoredBlocks, TensorSource, check_regular, read_json, well_formed
+from specdec.models.checkpoint import ADAPTER_WEIGHTS, StoredBlocks, TensorSource, read_json, well_formed
 from specdec.models.hf import readable
 from specdec.models.weights import linear_plans
 
@@ -42,7 +42,6 @@ class AdapterSource(TensorSource):
             config = read_json(folder / "adapter_config.json")
             self._check(config)
             self._alpha, self._power = float(config["lora_alpha"]), 0.5 if config.get("use_rslora") else 1.0
-        check_regular(folder / ADAPTER_WEIGHTS)
         try:
             self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
         except (SafetensorError, OSError) as error:

@@ -117,9 +117,22 @@ def test_a_hub_id_and_a_changed_adapter(
     first = load("org/Tuned", tmp_path)
     assert first.name == "Tuned"
     assert load("org/Tuned", tmp_path).bits == first.bits
+    adapter = Path(shutil.copytree(adapter, tmp_path / "next"))
     change(adapter, lora_alpha=24)
-    assert load("org/Tuned", tmp_path).bits != first.bits
+    second = load("org/Tuned", tmp_path)
+    other = make_tiny_model("llama", tmp_path / "other", seed=3, tie_word_embeddings=True)
+    change(adapter, base_model_name_or_path=str(other))
+    assert len({each.bits for each in (first, second, load("org/Tuned", tmp_path))}) == 3
+    assert len(list((tmp_path / "cache" / "packed").glob("Tuned*"))) == 1
     assert PackedCache(tmp_path / "cache" / "packed", resolve("org/Tuned", tmp_path / "cache", silent), "fp32").open()
+
+
+def test_factors_in_bf16(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
+    change_tensors(adapter, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
+    exact = Path(shutil.copytree(adapter, tmp_path / "exact"))
+    change_tensors(exact, lambda tensors: tensors.update({name: t.float() for name, t in tensors.items()}))
+    assert load(adapter, tmp_path).bits == load(exact, tmp_path).bits
 
 
 def test_the_chat_template_and_the_end_are_the_adapters(tiny: Callable[[str], Path], tmp_path: Path) -> None:
@@ -135,6 +148,11 @@ def test_the_chat_template_and_the_end_are_the_adapters(tiny: Callable[[str], Pa
     assert own.render_chat([{"role": "user", "content": "a"}]) == "a!"
     assert own.eos_ids == (*base.eos_ids, base.token_id("<|im_start|>"))
     assert own.fingerprint == base.fingerprint
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ 1 }}", "eos_token": "<|im_end|>"}))
+    assert load_tokenizer(str(adapter), tmp_path).eos_ids == base.eos_ids
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(ModelError, match=r"tokenizer_config.json: holds a value of the wrong kind"):
+        load_tokenizer(str(adapter), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +160,13 @@ def test_the_chat_template_and_the_end_are_the_adapters(tiny: Callable[[str], Pa
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
         ({"use_dora": True}, "use_dora True is not supported; merge it"),
+        ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens \[1, 2\] is not supported"),
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern .* is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' is not supported"),
         ({"lora_alpha": "many"}, "holds a value of the wrong kind"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must name the adapter's base model, got None"),
         ({"base_model_name_or_path": "./gone"}, "gone: no such file or folder; base_model_name_or_path in .* names it"),
+        ({"base_model_name_or_path": "EMPTY"}, "no .safetensors weights; .*; base_model_name_or_path in .* names it"),
         ({"base_model_name_or_path": "SELF"}, "is an adapter too"),
         (
             {"base_model_name_or_path": "BITS"},
@@ -164,7 +184,14 @@ def test_what_is_refused(fields: dict[str, Any], words: str, tiny: Callable[[str
     bits = Path(shutil.copytree(tiny("llama"), tmp_path / "bits"))
     shape = json.loads((bits / "config.json").read_text())
     (bits / "config.json").write_text(json.dumps(shape | {"quantization_config": {"quant_method": "bitsandbytes"}}))
-    places = {"SELF": str(adapter), "OTHER": str(tmp_path / "other"), "BITS": str(bits)}
+    (tmp_path / "empty").mkdir()
+    shutil.copy(tiny("llama") / "config.json", tmp_path / "empty")
+    places = {
+        "EMPTY": str(tmp_path / "empty"),
+        "SELF": str(adapter),
+        "OTHER": str(tmp_path / "other"),
+        "BITS": str(bits),
+    }
     change(adapter, **{key: places.get(str(value), value) for key, value in fields.items()})
     with pytest.raises(ModelError, match=words):
         load(adapter, tmp_path)
@@ -181,6 +208,7 @@ def test_what_is_refused(fields: dict[str, Any], words: str, tiny: Callable[[str
             "layers.9.q .*does not fit",
         ),
         (lambda t: t.update({n: torch.zeros(4, 65) for n in t if "0.mlp.down_proj.lora_A" in n}), "does not fit"),
+        (lambda t: t.update({n: torch.zeros(64, 3) for n in t if "0.mlp.down_proj.lora_B" in n}), "does not fit"),
         (lambda t: t.update({n: torch.zeros(64) for n in t if "0.mlp.down_proj.lora_B" in n}), "of the wrong kind"),
     ],
 )  # fmt: skip
