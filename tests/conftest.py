@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,3 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.nodeid.startswith(ON_GPU) and not item.get_closest_marker("slow"):
                 item.add_marker("gpu")
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Those of `tempfile` lie beside `tmp_path`, so that pytest deletes them after three runs."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.getbasetemp())
+    yield
+    tempfile.tempdir = before
