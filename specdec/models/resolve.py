@@ -17,7 +17,8 @@ from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
-from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, weight_files, with_chat_template
+from specdec.models.hf import HFSource, parse_quantized_config, weight_files
+from specdec.models.hf_tokenizer import load_hf_tokenizer, with_chat_template
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError
 from specdec.models.chat_template import plain_messages
-from specdec.models.hf import load_hf_tokenizer
+from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.models.tool_forms import ToolForm

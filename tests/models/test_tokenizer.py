@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError, ModelError
-from specdec.models.hf import HFSource, load_hf_tokenizer
+from specdec.models.hf import HFSource
+from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import SPECIALS, make_tiny_tokenizer
 

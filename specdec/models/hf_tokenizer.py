@@ -1,0 +1,152 @@
+"""Reads the tokenizer of a Hugging Face model folder, and the chat template of one that belongs to another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import ModelError
+from specdec.models.checkpoint import (
+    MAX_MERGES,
+    MAX_TOKENIZER_BYTES,
+    parse_json,
+    read_json,
+    read_text_file,
+    well_formed,
+)
+from specdec.models.config import ModelConfig
+from specdec.models.embedding import folder_pooling
+from specdec.models.hf import language_model
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    """The tokenizer of ``folder``, whose model has the shape ``config``.
+
+    like: see `Tokenizer.like`.
+
+    Raises:
+        ModelError: there is no ``tokenizer.json``, or it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(
+            f"{folder}: no tokenizer.json; load the tokenizer once with transformers' AutoTokenizer and "
+            "save_pretrained it into the folder"
+        )
+    serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
+    data = parse_json(path, serialised)
+    settings, older, raw, generation = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+    )
+    with well_formed(f"{folder}: config.json or generation_config.json"):
+        model = language_model(raw)
+        begins, ends = (_ids(model.get(f"{name}_token_id")) for name in ("bos", "eos"))
+        ends += _ids(generation.get("eos_token_id"))
+    with well_formed(f"{folder}: tokenizer_config.json or special_tokens_map.json"):
+        names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
+        named = {key: text for key, text in names if text is not None}
+        template, tool_template = _chat_templates(folder, settings)
+    with well_formed(str(path)):
+        if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
+            raise ModelError(f"{path}: has more than {MAX_MERGES} merges; fetch the model again")
+        bos = _token_id(data, named.get("bos_token"), next(iter(begins), None))
+        eos = _token_id(data, named.get("eos_token"), None)
+        adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
+        end = eos if settings.get("add_eos_token") else _template_end(data.get("post_processor"))
+        if bos is not None and not 0 <= bos < config.vocab_size:
+            raise ModelError(f"{folder}: begin token {bos} is none of the model's {config.vocab_size}; fetch it again")
+        ends += [] if eos is None else [eos]
+        known = tuple(end for end in dict.fromkeys(ends) if 0 <= end < config.vocab_size)
+    info = TokenizerInfo(
+        bos_id=bos,
+        add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),
+        eos_ids=known,
+        chat_template=template,
+        tool_template=tool_template,
+        template_variables=named,
+        end_id=end,
+        pooling=folder_pooling(folder),
+    )
+    try:
+        return Tokenizer.like(like, serialised, info)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+
+
+def with_chat_template(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """``tokenizer`` with the chat template in ``folder`` and the end token beside it; unchanged if there is none.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    with well_formed(str(path)):
+        template, tool_template = _chat_templates(folder, settings)
+        end = tokenizer.token_id(_content(settings.get("eos_token")) or "")
+    return tokenizer if template is None else tokenizer.with_template(template, tool_template, end)
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [int(v) for v in value] if isinstance(value, list) else [int(value)]
+
+
+def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:
+    if name is None:
+        return default
+    added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
+    vocabulary = data.get("model", {}).get("vocab", {})
+    found = added.get(name, vocabulary.get(name) if isinstance(vocabulary, dict) else None)
+    return default if found is None else found
+
+
+def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
+    """Whether the post-processor puts the begin token before a text."""
+    if processor is None or bos is None:
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_template_adds(step, bos) for step in processor["processors"])
+    first: dict[str, Any] = next(iter(processor.get("single") or []), {})
+    return first.get("SpecialToken", {}).get("id") == bos
+
+
+def _template_end(processor: dict[str, Any] | None) -> int | None:
+    """The id of the token that the post-processor puts after a text; None if there is none."""
+    if processor is None:
+        return None
+    if processor.get("type") == "Sequence":
+        found = [_template_end(step) for step in processor["processors"]]
+        return next((end for end in found if end is not None), None)
+    last: dict[str, Any] = next(reversed(processor.get("single") or []), {})
+    name = last.get("SpecialToken", {}).get("id")
+    return None if name is None else int(processor["special_tokens"][name]["ids"][0])
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as a string, or as an object that holds it."""
+    found = token.get("content") if isinstance(token, dict) else token
+    if not (found is None or isinstance(found, str)):
+        raise TypeError(f"a token must be text, got {found!r}")
+    return found
+
+
+def _chat_templates(folder: Path, settings: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The chat template and, where there is one, that of requests with tools."""
+    path, other = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
+    if path.exists():
+        return read_text_file(path), read_text_file(other) if other.exists() else None
+    given = settings.get("chat_template")
+    if given is None and (folder / "chat_template.json").exists():
+        given = read_json(folder / "chat_template.json").get("chat_template")
+    named = {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {"default": given}
+    found = named.get("default", next(iter(named.values()), None)), named.get("tool_use")
+    for each in found:
+        if not (each is None or isinstance(each, str)):
+            raise TypeError(f"chat_template must be text, got {each!r}")
+    return found
