@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.experiment.config import Place, Problem
 from server.json_body import Body
 from server.request_fields import SPECULATION, param_fields, read_request
-from specdec.core.fields import params_of
 from specdec.core.types import Request, SpeculationParams
+from specdec.engine.validation import out_of_bounds
 from specdec.errors import ViolationCollector
 
 UNTOUCHED = Request(request_id="any", prompt_ids=(0,))
@@ -58,14 +58,6 @@ def read_options(given: Mapping[str, Any], allowed: Sequence[str]) -> tuple[ArmO
     chosen = asked.pop("speculation", SpeculationParams())
     options = ArmOptions({name: getattr(chosen, name) for name in _SPECULATION if name in speculation}, asked)
     if not violations.found:
-        problems += [*_out_of_bounds(SpeculationParams, options.speculation, "speculation")]
-        problems += [*_out_of_bounds(Request, options.plain)]
+        changed = options.put(UNTOUCHED)
+        violations.found += [*out_of_bounds("speculation.", changed.speculation, 0), *out_of_bounds("", changed, 0)]
     return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in violations.found)]
-
-
-def _out_of_bounds(record: type[Any], values: Mapping[str, Any], *place: str) -> Iterator[Problem]:
-    for each in params_of(record):
-        value = values.get(each.name)
-        problem = "" if value is None else each.kind.problem(value, 0)
-        if problem:
-            yield (*place, each.name), problem

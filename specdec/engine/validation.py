@@ -97,16 +97,16 @@ def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
 
 def _option_violations(request: Request, info: EngineInfo) -> Iterator[FieldViolation]:
     vocab_size = info.vocab_size
-    yield from _out_of_bounds("", request, vocab_size)
-    yield from _out_of_bounds("sampling.", request.sampling, vocab_size)
-    yield from _out_of_bounds("stopping.", request.stopping, vocab_size)
+    yield from out_of_bounds("", request, vocab_size)
+    yield from out_of_bounds("sampling.", request.sampling, vocab_size)
+    yield from out_of_bounds("stopping.", request.stopping, vocab_size)
     yield from _stopping_misfits(request.stopping)
-    yield from _out_of_bounds("output.", request.output, vocab_size)
-    yield from _out_of_bounds("speculation.", request.speculation, vocab_size)
+    yield from out_of_bounds("output.", request.output, vocab_size)
+    yield from out_of_bounds("speculation.", request.speculation, vocab_size)
     yield from _unknown_drafters(request.speculation, info.drafters)
     yield from _unknown_indexes(request.speculation, info.indexes)
     if request.resume is not None:
-        yield from _out_of_bounds("resume.", request.resume, vocab_size)
+        yield from out_of_bounds("resume.", request.resume, vocab_size)
         yield from _resume_misfits(request, request.resume)
     if request.grammar is not None:
         problem = _grammar_problem(request.grammar)
@@ -118,7 +118,8 @@ def _option_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
             )
 
 
-def _out_of_bounds(prefix: str, record: Any, vocab_size: int) -> Iterator[FieldViolation]:
+def out_of_bounds(prefix: str, record: Any, vocab_size: int) -> Iterator[FieldViolation]:
+    """The fields of ``record`` that its class's parameters do not allow, with ``prefix`` before their names."""
     for each in params_of(type(record)):
         value = getattr(record, each.name)
         if value is None or value is each.default:
@@ -134,7 +135,7 @@ def _stopping_misfits(s: StoppingParams) -> Iterator[FieldViolation]:
     if s.finish_line and s.time_limit_s is None and s.decode_limit_s is None:
         yield FieldViolation("stopping.finish_line", "needs a time limit; set one, or leave it unset")
     if s.rules is not None:
-        yield from _out_of_bounds("stopping.", s.rules, 0)
+        yield from out_of_bounds("stopping.", s.rules, 0)
         if s.rules.lead.strip():
             yield FieldViolation("stopping.lead", "must be white space only")
 
