@@ -28,7 +28,7 @@ from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, Req
 
 _LOG = logging.getLogger(__name__)
 
-_TIME_OVER, _BY_A_CALL = "its time has passed", "it was stopped by a call"
+_BY_A_CALL = "it was stopped by a call"
 
 
 class ExperimentsOffError(RequestError):
@@ -94,7 +94,6 @@ class Experiments:
         self._running: dict[str, RunningExperiment] = {}
         self._unsaved: dict[str, StoredState] = {}  # of experiments that have ended, until they are written
         self._not_resumed: dict[str, StoredState] = {}  # shown instead of `running`, which stays for the next server
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._clock = RunClock()
         self._conclusions = Conclusions()
         self._changing = asyncio.Lock()
@@ -257,8 +256,6 @@ class Experiments:
         for task in endings:
             task.cancel()
         await asyncio.gather(*endings, return_exceptions=True)
-        for timer in self._timers.values():
-            timer.cancel()
         self._admission.experiments = None
         for running in self._running.values():
             running.abandon()
@@ -291,10 +288,7 @@ class Experiments:
         if earlier is None:
             manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
             await asyncio.to_thread(folder.begin, text, manifest)
-        limit_s = config.stopping.max_duration
-        left_s = None if limit_s is None else max(0.0, limit_s - ran_s)
-        over = _reached(config, written, left_s)
-        if over:  # the server ended before the state was written
+        if over := limit_reached(config.stopping, written, ran_s):  # the server ended before the state was written
             _LOG.info("experiment %s is over: %s", name, over)
             state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
@@ -303,9 +297,6 @@ class Experiments:
         self._not_resumed.pop(name, None)
         self._changed()
         running.start()
-        if left_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timers[name] = loop.call_later(left_s, self._begin_end, name, "finished", _TIME_OVER)
         for warning in plan.warnings:
             _LOG.warning("experiment %s: %s", name, warning)
         _LOG.info("experiment %s runs, with %d earlier records", name, sum(written.values()))
@@ -349,9 +340,6 @@ class Experiments:
             running = None if ended is None else self._running.pop(name, None)
             if ended is None or running is None:  # another call has ended it; a new run, if any, goes on
                 return
-            timer = self._timers.pop(name, None)
-            if timer is not None:
-                timer.cancel()
             self._changed()
             try:
                 trouble = await running.stop()
@@ -430,11 +418,3 @@ def _earlier(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[s
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
     return written, state.spent_s(manifest, time.time())
-
-
-def _reached(config: ExperimentConfig, written: Mapping[str, int], left_s: float | None) -> str:
-    """The limit that the experiment has reached, in words; empty if none."""
-    limit = config.stopping.max_requests
-    if limit is not None and sum(written.values()) >= limit:
-        return limit_reached(limit)
-    return _TIME_OVER if left_s == 0 else ""

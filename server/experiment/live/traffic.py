@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -14,6 +15,7 @@ from server.admission import Submit
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
 from server.errors import FileErrors, RateLimitedError
+from server.experiment.config import Stopping
 from server.experiment.folder import State
 from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser
 from server.experiment.live.plan import LivePlan
@@ -92,6 +94,7 @@ class RunningExperiment:
         self._earlier_s, self._began_s = ran_s, clock.now()
         self._run, self._serial = uuid.uuid4().hex[:8], 0
         self._over = False
+        self._timer: asyncio.TimerHandle | None = None
         self._switch: EngineSwitch | None = None
         self._chooser = self._make_chooser()
         self._sink = RecordSink(folder, file_errors)  # last: it starts a thread
@@ -109,6 +112,10 @@ class RunningExperiment:
     def start(self) -> None:
         if self._switch is not None:
             self._switch.start()
+        limit_s = self.plan.config.stopping.max_duration
+        if limit_s is not None:
+            left_s = limit_s - self._earlier_s
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._end, "finished", _TIME_OVER)
 
     def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | str:
         """The request's participation, or why it has none. ``asked``: the arm that its caller requests."""
@@ -145,7 +152,7 @@ class RunningExperiment:
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
         empty if nothing."""
-        self._over = True
+        self._close()
         if self._switch is not None:
             try:
                 await self._switch.stop()
@@ -155,13 +162,13 @@ class RunningExperiment:
 
     def abandon(self) -> None:
         """The server ends: leave the engine as it is."""
-        self._over = True
+        self._close()
         if self._switch is not None:
             self._switch.abandon()
 
     def discard(self) -> None:
         """Undo a start that failed: leaves no thread and no record file; blocks."""
-        self._over = True
+        self._close()
         self._sink.discard()
 
     def flush(self) -> None:
@@ -204,19 +211,29 @@ class RunningExperiment:
             return
         self._recorded[arm] += 1
         self._sink.put(arm, make)
-        limit = self.plan.config.stopping.max_requests
-        if limit is not None and sum(self.records.values()) >= limit:
-            self._end("finished", limit_reached(limit))
+        if reason := limit_reached(self.plan.config.stopping, self.records, self.ran_s):
+            self._end("finished", reason)
 
     def _end(self, state: State, reason: str) -> None:
         if not self._over:
-            self._over = True
+            self._close()
             self._on_over(state, reason)
 
+    def _close(self) -> None:
+        """Record nothing from now on."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
 
-def limit_reached(limit: int) -> str:
-    """The reason of an experiment that ends with its planned number of records."""
-    return f"{limit} requests were recorded"
+
+_TIME_OVER = "its time has passed"
+
+
+def limit_reached(stopping: Stopping, records: Mapping[str, int], ran_s: float) -> str:
+    """The limit that an experiment with so many records (by arm) has reached, in words; empty if none."""
+    if stopping.max_requests is not None and sum(records.values()) >= stopping.max_requests:
+        return f"{stopping.max_requests} requests were recorded"
+    return _TIME_OVER if stopping.max_duration is not None and ran_s >= stopping.max_duration else ""
 
 
 # Refusals that depend on the caller, not on the arm
