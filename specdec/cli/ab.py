@@ -271,14 +271,9 @@ async def _look(client: Client, name: str, model: str, report: bool) -> tuple[Ex
 
 def _ask(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
     """The answer of one call to ``server``. Raises CallError."""
-    from specdec.client.client import Client
-    from specdec.client.connection import RetryPolicy
+    from specdec.cli.runners import ask
 
-    async def run() -> Answer:
-        async with Client(server, pop_credentials(credentials), RetryPolicy(unreachable=False)) as client:
-            return await call(client)
-
-    return asyncio.run(run())
+    return ask(server, pop_credentials(credentials), call)
 
 
 def _ask_when_ready(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import GenerateOptions
-from specdec.core.types import EngineInfo, Failed, Finished, FinishReason, RequestEvent, ServerLoad, StepTrace
+from specdec.core.types import Failed, Finished, FinishReason, RequestEvent
 from specdec.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,11 +60,21 @@ class LocalRunner:
             self._engine.abort(submitted.request_id)  # no-op for a complete request
 
 
-_CONNECT_S = 10.0
+CONNECT_S = 10.0
 # At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
 _RETRY = RetryPolicy(unreachable=False)
 _IN_THE_CLEAR = Credentials()
 Result = TypeVar("Result")
+
+
+def ask(server: str, credentials: Credentials, call: Callable[[Client], Awaitable[Result]]) -> Result:
+    """What ``call`` returns of a client of ``server``. Raises ConfigError as `RemoteRunner`, and CallError."""
+
+    async def run() -> Result:
+        async with Client(server, credentials, _RETRY) as client:
+            return await call(client)
+
+    return asyncio.run(run())
 
 
 class RemoteRunner:
@@ -89,23 +99,7 @@ class RemoteRunner:
     @property
     def model(self) -> str:
         """The target's name."""
-        return self.info().target
-
-    def info(self) -> EngineInfo:
-        """The engine's description."""
-        return self._run(self._client.info(_CONNECT_S, model=self._model))
-
-    def readiness(self) -> dict[str, bool]:
-        """The names of the server's models, and whether each takes requests."""
-        return self._run(self._client.readiness(_CONNECT_S))
-
-    def load(self) -> ServerLoad:
-        """How busy the engine is."""
-        return self._run(self._client.load(model=self._model))
-
-    def trace(self, limit: int) -> list[StepTrace]:
-        """The last ``limit`` steps of the server's engine, newest last."""
-        return self._run(self._client.trace(limit, _CONNECT_S, model=self._model))
+        return self._run(self._client.info(CONNECT_S, model=self._model)).target
 
     def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""

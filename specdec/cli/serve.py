@@ -34,7 +34,8 @@ from specdec.config import Config, EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
-    from specdec.core.types import EngineInfo
+    from specdec.client.client import Client
+    from specdec.core.types import EngineInfo, ServerLoad
 
 
 # Flag, and the field of the configuration that it sets.
@@ -237,10 +238,13 @@ def _program() -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status_command(server: str, model: str, as_json: bool, **values: Any) -> None:
     """Show which models a server runs, and how busy one is now: MODEL, else the first."""
-    from specdec.cli.runners import RemoteRunner
+    from specdec.cli.runners import CONNECT_S, ask
 
-    with RemoteRunner(server, pop_credentials(values), model) as remote:
-        info, load, ready = remote.info(), remote.load(), remote.readiness()
+    async def look(client: Client) -> tuple[EngineInfo, ServerLoad, dict[str, bool]]:
+        info = await client.info(CONNECT_S, model=model)
+        return info, await client.load(model=model), await client.readiness(CONNECT_S)
+
+    info, load, ready = ask(server, pop_credentials(values), look)
     if as_json:
         click.echo(json.dumps({"info": asdict(info), "load": asdict(load), "ready": ready}))
         return

@@ -40,10 +40,10 @@ def trace_group(ctx: click.Context, server: str, model: str, limit: int, as_json
         if any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in ctx.params):
             raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
         return
-    from specdec.cli.runners import RemoteRunner
+    from specdec.cli.runners import CONNECT_S, ask
 
-    with RemoteRunner(server, pop_credentials(values), model) as remote:
-        _show(remote.trace(limit), limit, as_json)
+    steps = ask(server, pop_credentials(values), lambda client: client.trace(limit, CONNECT_S, model=model))
+    _show(steps, limit, as_json)
 
 
 @trace_group.command("show")
