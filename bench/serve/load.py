@@ -17,7 +17,7 @@ from bench.machine import host_facts
 from bench.serve.schedule import endless_requests, read_trace
 from specdec.errors import SpecdecError
 from specdec.load.arrivals import Arrivals
-from specdec.load.figures import QUANTILES, FigureTable, spread, spread_cells
+from specdec.load.figures import QUANTILES, FigureTable, spread, spread_cells, throughput
 from specdec.load.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
 
 TICK_S = 0.01
@@ -199,7 +199,8 @@ class ServeReport:
             **self.about, "valid": not faults, "faults": faults, "stopped": self.stopped,
             "duration_s": round(self.duration_s, 3),
             "requests": {"planned": self.run.planned, "sent": len(records)} | self._outcomes(),
-            "latency": self.latencies(), "throughput": self._throughput(), "goodput": self._goodput(),
+            "latency": self.latencies(), "throughput": throughput(self.answered, self.duration_s),
+            "goodput": self._goodput(),
             "generator": {
                 "slip_ms": spread([record.slip_ms for record in records]), "lag_ms": spread(self.run.lags_ms),
             },
@@ -215,15 +216,6 @@ class ServeReport:
     def _outcomes(self) -> dict[str, int]:
         counts = Counter(record.outcome for record in self.run.records)
         return {outcome: counts[outcome] for outcome in ("ok", "refused", "failed", "cut")}
-
-    def _throughput(self) -> dict[str, float]:
-        answered = self.answered
-        totals = {
-            "requests": len(answered),
-            "output_tokens": sum(r.output_tokens for r in answered),
-            "prompt_tokens": sum(r.prompt_tokens for r in answered),
-        }
-        return {f"{name}_per_s": round(total / self.duration_s, 4) for name, total in totals.items()}
 
     def _goodput(self) -> dict[str, Any]:
         good, sent = self.good, len(self.run.records)

@@ -22,7 +22,7 @@ from cluster.plan.replica import Outcome, Replica
 from server.errors import DeadlinePassedError
 from specdec.core.types import Delta, Started
 from specdec.errors import RequestError
-from specdec.load.figures import spread
+from specdec.load.figures import spread, throughput
 from specdec.load.request import Record
 
 
@@ -103,7 +103,7 @@ class FleetRun:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able figures, of the same names as `bench serve` has them."""
-        answered, seconds = self.answered, max(self.ended_s, 1e-9)
+        answered = self.answered
         return {
             "replicas": self.plan.replicas, "duration_s": round(self.ended_s, 3),
             "requests": {"sent": len(self.records)} | dict(Counter(record.outcome for record in self.records)),
@@ -113,11 +113,7 @@ class FleetRun:
                 "tpot_ms": spread([tpot for record in answered if (tpot := record.tpot_ms) is not None]),
                 "e2e_ms": spread([record.e2e_ms for record in answered]),
             },
-            "throughput": {
-                "requests_per_s": round(len(answered) / seconds, 4),
-                "output_tokens_per_s": round(sum(record.output_tokens for record in answered) / seconds, 4),
-                "prompt_tokens_per_s": round(sum(record.prompt_tokens for record in answered) / seconds, 4),
-            },
+            "throughput": throughput(answered, max(self.ended_s, 1e-9)),
             "prefix_hit_rate": round(self.prefix_hit_rate, 4), "max_over_mean_requests": round(self.imbalance, 3),
             "steps": self.steps,
         }  # fmt: skip
@@ -166,7 +162,7 @@ class Fleet:
         try:
             replica.admit(planned.request(number), now)
         except RequestError as error:
-            self._refuse(record, error, now)
+            self._end(record, error, now)
             return
         self._records[record.name] = record, at
         self._active[at] += 1
@@ -204,22 +200,16 @@ class Fleet:
         else:
             del self._records[name]
             self._active[at] -= 1
-            if isinstance(outcome, RequestError) and not isinstance(outcome, DeadlinePassedError):
-                self._refuse(record, outcome, now)
-            else:
-                self._end(record, outcome, now)
+            self._end(record, outcome if isinstance(outcome, RequestError) else None, now)
 
-    def _end(self, record: Record, outcome: Outcome, now: float) -> None:
-        record.end_s = self._run.ended_s = now
-        if isinstance(outcome, DeadlinePassedError):
+    def _end(self, record: Record, error: RequestError | None, now: float) -> None:
+        record.end_s = now
+        if error is None or isinstance(error, DeadlinePassedError):
+            self._run.ended_s = now
+        if isinstance(error, DeadlinePassedError):
             record.outcome, record.error = "cut", "its deadline passed"
-        self._check(record)
-
-    def _refuse(self, record: Record, error: RequestError, now: float) -> None:
-        record.end_s, record.outcome, record.error = now, "refused", type(error).__name__
-        self._check(record)
-
-    def _check(self, record: Record) -> None:
+        elif error is not None:
+            record.outcome, record.error = "refused", type(error).__name__
         if self._hopeless is not None and self._hopeless(record):
             self._run.whole = False
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from specdec.load.request import Record
 
 QUANTILES = (50, 90, 95, 99)
 
@@ -22,6 +25,16 @@ def spread(values: Seq[float]) -> dict[str, float | int]:
     found: dict[str, float | int] = {"n": len(values), "mean": round(float(np.mean(values)), 4)}
     found |= {f"p{q}": round(float(point), 4) for q, point in zip(QUANTILES, points, strict=True)}
     return found | {"max": round(float(max(values)), 4)}
+
+
+def throughput(answered: Seq[Record], seconds: float) -> dict[str, float]:
+    """Requests, output tokens and prompt tokens of complete answers per second."""
+    totals = {
+        "requests": len(answered),
+        "output_tokens": sum(record.output_tokens for record in answered),
+        "prompt_tokens": sum(record.prompt_tokens for record in answered),
+    }
+    return {f"{name}_per_s": round(total / seconds, 4) for name, total in totals.items()}
 
 
 def rounded(value: float | None) -> float | None:
