@@ -31,7 +31,6 @@ class PeerProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process, self._log = process, log
-        self._known: dict[int, psutil.Process] = {}
 
     @classmethod
     async def begin(cls, words: Seq[str], env: dict[str, str], log: Path) -> Self:
@@ -93,28 +92,24 @@ class PeerProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _END_S)
         finally:
-            left = self._process_tree()
-            self._signal(signal.SIGKILL, left)
+            self._signal(signal.SIGKILL, processes)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # those that it started meanwhile, or left behind
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _KILL_S)
-            await _until_gone(left)
-            self._known.clear()
+            await _until_gone(processes)
 
     def _require(self) -> None:
         if not self.running:
             raise PeerError(f"the process ended: {self.log_tail()}")
 
     def _process_tree(self) -> list[psutil.Process]:
-        """The living processes of the session, including descendants seen earlier that have left the tree."""
+        """The process and its descendants, parents first; empty if it has ended."""
         with suppress(psutil.NoSuchProcess):
-            first = psutil.Process(self._process.pid)
-            for process in (first, *first.children(recursive=True)):
-                self._known.setdefault(process.pid, process)
-        for process in psutil.process_iter():
-            with suppress(OSError):
-                if process.pid not in self._known and os.getsid(process.pid) == self._process.pid:
-                    self._known[process.pid] = process
-        return [process for process in self._known.values() if process.is_running()]
+            if self.running:
+                first = psutil.Process(self._process.pid)
+                return [first, *first.children(recursive=True)]
+        return []
 
     @staticmethod
     def _signal(number: signal.Signals, processes: Seq[psutil.Process]) -> None:
