@@ -37,10 +37,6 @@ class BandwidthProbe:
         self._data = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._data.random_(0, 255)
 
-    def median(self, repeats: int = 5) -> float:
-        """Bytes per second, the median of ``repeats``."""
-        return statistics.median(self.once() for _ in range(repeats))
-
     def once(self) -> float:
         """Bytes per second of one read."""
         began = time.perf_counter()
@@ -64,7 +60,8 @@ def host_facts() -> dict[str, Any]:
 def read_bandwidth_gb_s(cache_dir: Path, threads: int) -> float | None:
     """GB/s at which memory is read; None without native kernels, which measure it."""
     try:
-        return round(BandwidthProbe(cache_dir, threads).median() / 1e9, 2)
+        probe = BandwidthProbe(cache_dir, threads)
+        return round(statistics.median(probe.once() for _ in range(5)) / 1e9, 2)
     except KernelError:
         return None
 

@@ -240,17 +240,6 @@ class EnvoyProcess:
         await self._stop_orphans()
         check_ports(self._config)
 
-    async def start(self) -> None:
-        """Starts Envoy and waits until its listeners accept calls.
-
-        Raises:
-            ConfigError: as `prepare`.
-            EnvoyError: it exits, or is not ready in time.
-        """
-        await self.prepare()
-        await self._spawn()
-        self._supervisor.start()
-
     async def stop(self, drain_s: float = 0.0) -> None:
         """Stops Envoy. It accepts no more connections, and running calls get up to ``drain_s`` seconds."""
         await self._supervisor.stop()
@@ -260,7 +249,15 @@ class EnvoyProcess:
         await self._end()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        """Starts Envoy and waits until its listeners accept calls.
+
+        Raises:
+            ConfigError: as `prepare`.
+            EnvoyError: it exits, or is not ready in time.
+        """
+        await self.prepare()
+        await self._spawn()
+        self._supervisor.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
