@@ -12,19 +12,13 @@ import numpy as np
 from specdec.errors import ConfigError
 
 _DRAWN = 1024  # gaps drawn at a time
-LEAST_SHAPE = 0.001  # of gamma gaps; about 1 / shape requests arrive at once
+LEAST_SHAPE = 0.001  # of gamma gaps; about 1 / shape requests arrive at once, more than fit into memory
 MAX_ARRIVALS = 1_000_000  # a list of their requests fits into memory
 BLOCK_TOKENS = 64  # tokens of one hashed block of a recorded prompt: a page of the KV cache
 
 
 def shape_of(name: str, gamma: float) -> float | None:
-    """The ``shape`` of `Arrivals` that `constant`, `poisson` or `gamma` means; of the last it is ``gamma``.
-
-    Raises:
-        ConfigError: ``gamma`` is so small that more requests than anything can hold would arrive at once.
-    """
-    if name == "gamma" and not gamma >= LEAST_SHAPE:
-        raise ConfigError(f"arrivals: shape must be at least {LEAST_SHAPE}, not {gamma}")
+    """The ``shape`` of `Arrivals` that `constant`, `poisson` or `gamma` means; of the last it is ``gamma``."""
     return {"constant": None, "poisson": 1.0, "gamma": gamma}[name]
 
 
@@ -56,10 +50,12 @@ class Arrivals:
     process, lower values come in bursts. None: even spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("rate", "duration_s", "shape"):
+        for name in ("rate", "duration_s"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"arrivals: {name} must be positive, not {value}")
+        if self.shape is not None and not LEAST_SHAPE <= self.shape < math.inf:
+            raise ConfigError(f"arrivals: shape must be at least {LEAST_SHAPE}, not {self.shape}")
         if self.expected > MAX_ARRIVALS:
             raise ConfigError(
                 f"arrivals: rate {self.rate:g} for a duration of {self.duration_s:g} s makes {self.expected:.3g} "

@@ -55,7 +55,7 @@ def test_invalid_schedules_are_rejected(bad: dict[str, float]) -> None:
 @pytest.mark.parametrize("shape", [0.0, 1e-300, 1e-9, float("nan")])
 def test_bug_a_shape_with_which_all_requests_arrive_at_once_is_rejected(shape: float) -> None:
     with pytest.raises(ConfigError, match=r"shape must be at least 0\.001"):
-        shape_of("gamma", shape)
+        Arrivals(1.0, 1.0, shape_of("gamma", shape))
     assert shape_of("poisson", shape) == 1.0
 
 
