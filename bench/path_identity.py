@@ -281,34 +281,18 @@ def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchCondit
     return outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The first difference of a sample from plain decode."""
-
-    request_id: str
-    index: int  # of the sample
-    conditions: str
-    position: int  # of the output token, from 0
-    expected: str
-    got: str
-    context: tuple[int, ...]  # tokens before the position
-
-    def __str__(self) -> str:
-        return (
-            f"request {self.request_id} sample {self.index} under batch conditions `{self.conditions}`, output token "
-            f"{self.position}: expected {self.expected}, got {self.got}; the tokens before: {list(self.context)}"
-        )
-
-
-def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
-    """One mismatch per sample that differs in a token, a log-probability or its finish reason."""
+def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[str]:
+    """A sentence about each sample that differs from plain decode in a token, a log-probability or its finish reason:
+    the first difference, with the tokens before it."""
     found = []
     for (request_id, index), expected in plain.items():
         got = other.get((request_id, index), Outcome())
         if (difference := _difference(expected, got)) is not None:
             position, left, right = difference
-            context = tuple(expected.tokens[max(0, position - 8) : position])
-            found.append(Mismatch(request_id, index, conditions, position, left, right, context))
+            found.append(
+                f"request {request_id} sample {index} under batch conditions `{conditions}`, output token {position}: "
+                f"expected {left}, got {right}; the tokens before: {expected.tokens[max(0, position - 8) : position]}"
+            )
     return found
 
 
@@ -340,7 +324,7 @@ class VerifyReport:
 
     plain: ConditionsResult
     results: list[ConditionsResult] = field(default_factory=list)
-    mismatches: list[Mismatch] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
 
     def total(self, count: str) -> int:
         """The sum of one count of `ConditionsResult` over all conditions."""
@@ -349,7 +333,7 @@ class VerifyReport:
     def as_dict(self) -> dict[str, Any]:
         return {
             **{count: self.total(count) for count in ("pairs", "tokens", "accepted", "preemptions", "mismatches")},
-            "first_mismatch": str(self.mismatches[0]) if self.mismatches else None,
+            "first_mismatch": self.mismatches[0] if self.mismatches else None,
             "conditions": {r.conditions.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
         }
 

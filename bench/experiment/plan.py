@@ -201,15 +201,9 @@ def _words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class PairedRequest(NamedTuple):
-    pair: str  # in the records of both arms
-    offset_s: float  # after the beginning of its turn
-    ask: LoadRequest
-
-
 class Batch(NamedTuple):
     first: int  # the arm (0 or 1) that gets them first
-    asks: Sequence[PairedRequest]
+    asks: Sequence[TimedRequest]  # from the beginning of its turn; each one's name is that of its pair
 
 
 def arrival_times(load: Load) -> Iterator[float]:
@@ -294,11 +288,10 @@ class Script:
         """The arm that is first in a turn."""
         return balanced_order(self._salt, "order", turn)
 
-    def in_arm(self, arm: int, paired: PairedRequest) -> LoadRequest:
-        """The request as sent to an arm: named after its pair, with a salt that only this arm uses."""
-        whose = paired.pair if self._load.cache == "cold" else self._tag
-        salt = digest(self._salt, f"cache/{arm}/{whose}/{paired.ask.salt}").hex()
-        return dataclasses.replace(paired.ask, name=paired.pair, salt=salt)
+    def in_arm(self, arm: int, ask: LoadRequest) -> LoadRequest:
+        """The request of a pair as sent to an arm: with a salt that only this arm uses."""
+        whose = ask.name if self._load.cache == "cold" else self._tag
+        return dataclasses.replace(ask, salt=digest(self._salt, f"cache/{arm}/{whose}/{ask.salt}").hex())
 
     @staticmethod
     def number(pair: str) -> int | None:
@@ -318,9 +311,9 @@ class Script:
         asks = endless_requests(load.workload, load.max_tokens)
         return (ask.of_fixed_length() for ask in asks) if load.fixed_length else asks
 
-    def paired(self, name: str, offset_s: float, ask: LoadRequest) -> PairedRequest:
+    def paired(self, name: str, offset_s: float, ask: LoadRequest) -> TimedRequest:
         """The request with a seed, under a name that includes the attempt."""
-        if ask.seed is None:
-            drawn = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS
-            ask = dataclasses.replace(ask, seed=drawn)
-        return PairedRequest(name + self._tag, offset_s, ask)
+        seed = ask.seed
+        if seed is None:
+            seed = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS
+        return TimedRequest(offset_s, dataclasses.replace(ask, name=name + self._tag, seed=seed))

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,14 +26,15 @@ from specdec.load.request import Outcome
 from specdec.load.request import Record as Seen
 
 
+@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Open one with `open_run`."""
 
-    def __init__(self, path: Path, manifest: Manifest, log: RecordLog, attempt: int, writer: RecordWriter) -> None:
-        self.path, self.manifest = path, manifest
-        self.log = log  # all records, including earlier runs
-        self.attempt = attempt  # number of earlier runs
-        self._writer = writer
+    path: Path
+    manifest: Manifest
+    log: RecordLog  # all records, including earlier runs
+    attempt: int  # number of earlier runs
+    writer: RecordWriter
 
     def write(self, records: Iterable[Record]) -> None:
         """Append records; they survive a kill.
@@ -42,7 +44,7 @@ class RunFolder:
         """
         for record in records:
             try:
-                self._writer.write(record)
+                self.writer.write(record)
             except OSError as error:
                 raise ExperimentError(f"{self.path}: a record cannot be written ({error.strerror})") from None
             self.log.records.append(record)
@@ -95,9 +97,8 @@ def record_of(
     *,
     scheduled: bool,
     by_ids: bool,
-    pair: str,
 ) -> Record:
-    """The record of ``seen``, the outcome of a request.
+    """The record of ``seen``, the outcome of a request, which is named after its pair.
 
     clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
     else by text. The server's queue time counts from the sending: a connection may take time.
@@ -115,7 +116,7 @@ def record_of(
         cached_tokens=seen.cached_tokens,
         accepted=seen.accepted,
         token_hash=_output_hash(seen, by_ids) if seen.ok else b"",
-        pair=pair,
+        pair=seen.name,
         status=_STATUS[seen.outcome],
         error=seen.error,
     )

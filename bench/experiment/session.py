@@ -89,24 +89,23 @@ class PairedRun:
         for arm in (turn.first, 1 - turn.first):
             seen[arm] = await self._play(arm, turn)
         records, scheduled = [], self._config.load.open_loop
-        for asked in turn.asks:
+        for _, ask in turn.asks:
             for side, found in zip(self._arms, seen, strict=True):
-                choice = Choice(side.name, asked.ask.session, warm_up=warm_up)
-                record = record_of(
-                    found[asked.pair], choice, self._clock, scheduled=scheduled, by_ids=self._by_ids, pair=asked.pair
+                choice = Choice(side.name, ask.session, warm_up=warm_up)
+                records.append(
+                    record_of(found[ask.name], choice, self._clock, scheduled=scheduled, by_ids=self._by_ids)
                 )
-                records.append(record)
         self._keep(records)
 
     async def _play(self, arm: int, turn: Batch) -> dict[str, Seen]:
         """Send a turn's requests to an arm; returns their outcome by pair."""
         load, side = self._config.load, self._arms[arm]
-        asks = [side.request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
+        asks = [TimedRequest(at_s, side.request.apply(self._script.in_arm(arm, ask))) for at_s, ask in turn.asks]
         run = LoadRun(side.endpoint, load.timeout_s)
         if load.open_loop:
-            await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(turn.asks, asks, strict=True)])
+            await run.on_schedule(asks)
         else:
-            await run.in_turns(iter(asks), load.concurrency, len(asks), None)
+            await run.in_turns((ask for _, ask in asks), load.concurrency, len(asks), None)
         return {seen.name: seen for seen in run.records}
 
     def _keep(self, records: Sequence[Record]) -> None:

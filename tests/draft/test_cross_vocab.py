@@ -80,7 +80,7 @@ def test_it_changes_no_token(mode: SpeculationMode, drawn: list[Request], condit
     plain = ConditionsRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
     other = ConditionsRunner(made).run(conditions, named(drawn, mode))
     mismatches = first_mismatches(conditions.name, plain, other)
-    assert not mismatches, str(mismatches[0])
+    assert not mismatches, mismatches[0]
     books_are_closed(own_drafter(made))
 
 

@@ -256,4 +256,4 @@ def test_no_token_depends_on_it(
     runner, conditions = ConditionsRunner(parallel_parts(twin)), dataclasses.replace(conditions, drafters=drafters)
     expected = runner.run(PLAIN, named(drawn))
     mismatches = first_mismatches(conditions.name, expected, runner.run(conditions, named(drawn)))
-    assert not mismatches, str(mismatches[0])
+    assert not mismatches, mismatches[0]

@@ -136,7 +136,7 @@ def test_trees_and_batches_change_no_token(names: tuple[str, ...], kv_dtype: str
     fan.answers = {key: outcome.tokens for key, outcome in alone.items()}
     found = ConditionsRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id in names])
     mismatches = first_mismatches(FANNED.name, alone, found)
-    assert not mismatches, str(mismatches[0])
+    assert not mismatches, mismatches[0]
     assert sum(outcome.accepted for outcome in found.values()) >= accepted
     assert sum(outcome.preemptions for outcome in found.values()) >= 1
 

@@ -95,7 +95,7 @@ def test_no_drafter_changes_a_token(drawn: list[Request], conditions: BatchCondi
     runner = ConditionsRunner(every_parts())
     plain = runner.run(PLAIN, named(drawn))
     mismatches = first_mismatches(conditions.name, plain, runner.run(conditions, named(drawn)))
-    assert not mismatches, str(mismatches[0])
+    assert not mismatches, mismatches[0]
 
 
 @pytest.mark.parametrize("drafter", ["head", "model", "suffix", "index", "oracle:0.7", "prediction"])

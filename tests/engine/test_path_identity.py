@@ -83,7 +83,7 @@ def check(parts: EngineParts, drawn: list[Request], conditions: BatchConditions)
     plain = runner.run(PLAIN, named(drawn))
     other = runner.run(conditions, named(drawn))
     mismatches = first_mismatches(conditions.name, plain, other)
-    assert not mismatches, str(mismatches[0])
+    assert not mismatches, mismatches[0]
     return other
 
 

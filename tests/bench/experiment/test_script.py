@@ -37,7 +37,7 @@ def test_neither_arm_is_always_first_in_odd_turns() -> None:
 @pytest.mark.parametrize("done", [set(), {0, 4, 5, 19}, set(range(20))])
 def test_every_pair_once(concurrency: int, done: set[int]) -> None:
     turns = list(script(load={"workload": "chat", "concurrency": concurrency}).turns(done))
-    numbers = [Script.number(asked.pair) for turn in turns for asked in turn.asks]
+    numbers = [Script.number(asked.ask.name) for turn in turns for asked in turn.asks]
     assert numbers == [n for n in range(20) if n not in done]
     assert all(len(turn.asks) <= concurrency for turn in turns)
 
@@ -45,7 +45,7 @@ def test_every_pair_once(concurrency: int, done: set[int]) -> None:
 def test_what_is_asked_does_not_depend_on_how_often_a_run_was_taken_up() -> None:
     def asked(attempt: int, done: set[int]) -> dict[int | None, tuple[object, int | None, int]]:
         return {
-            Script.number(one.pair): (prompt_of(one.ask), one.ask.seed, turn.first)
+            Script.number(one.ask.name): (prompt_of(one.ask), one.ask.seed, turn.first)
             for turn in script(attempt).turns(done)
             for one in turn.asks
         }
@@ -64,8 +64,12 @@ def test_salts(cache: str) -> None:
         for turn in found.turns(set()):
             for asked in turn.asks:
                 for arm in (0, 1):
-                    sent = found.in_arm(arm, asked)
-                    assert (prompt_of(sent), sent.seed, sent.name) == (prompt_of(asked.ask), asked.ask.seed, asked.pair)
+                    sent = found.in_arm(arm, asked.ask)
+                    assert (prompt_of(sent), sent.seed, sent.name) == (
+                        prompt_of(asked.ask),
+                        asked.ask.seed,
+                        asked.ask.name,
+                    )
                     salts.setdefault((attempt, arm), []).append(sent.salt)
     sets = [set(found) for found in salts.values()]
     assert all(not sets[i] & sets[j] for i in range(4) for j in range(i))
@@ -75,18 +79,18 @@ def test_salts(cache: str) -> None:
 def test_a_warm_arm_keeps_apart_what_a_trace_kept_apart() -> None:
     found = script(load={"workload": "chat", "cache": "warm"})
     one = next(found.turns(set())).asks[0]
-    other = one._replace(ask=dataclasses.replace(one.ask, salt="another tenant"))
-    assert found.in_arm(0, one).salt != found.in_arm(0, other).salt
+    other = dataclasses.replace(one.ask, salt="another tenant")
+    assert found.in_arm(0, one.ask).salt != found.in_arm(0, other).salt
 
 
 def test_what_warmed_up_is_not_asked_again() -> None:
     found = script(warmup_requests=5)
     warm = [turn.asks[0] for turn in found.warm_up()]
-    assert [Script.number(asked.pair) for asked in warm] == [None] * 5
+    assert [Script.number(asked.ask.name) for asked in warm] == [None] * 5
     counted = [asked for turn in found.turns(set()) for asked in turn.asks]
     prompts = [prompt_of(asked.ask) for asked in (*warm, *counted)]
     assert prompts == [prompt_of(ask) for ask in islice(endless_requests("chat"), 25)]
-    assert len({asked.pair for asked in (*warm, *counted)}) == 25
+    assert len({asked.ask.name for asked in (*warm, *counted)}) == 25
 
 
 def test_arrival_times_are_the_same_in_every_turn_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:

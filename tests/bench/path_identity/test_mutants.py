@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import path_identity
-from bench.path_identity import Mismatch, Outcomes, first_mismatches, make_requests, verify
+from bench.path_identity import Outcomes, first_mismatches, make_requests, verify
 from specdec.core.sampling import SequenceSampling
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import SpecdecError
@@ -90,7 +90,7 @@ class CaughtError(Exception):
     """A mismatch was found."""
 
 
-def until_one(conditions: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
+def until_one(conditions: str, plain: Outcomes, other: Outcomes) -> list[str]:
     """Like `first_mismatches`, but raises `CaughtError` for the first, so that no further conditions are run."""
     if found := first_mismatches(conditions, plain, other):
         raise CaughtError(found[0])
@@ -111,7 +111,7 @@ def test_mutants_are_caught(mutate: Callable[[Patch], None], monkeypatch: Patch)
         return
     report = verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
     assert report.mismatches
-    assert "expected" in str(report.mismatches[0])
+    assert "expected" in report.mismatches[0]
 
 
 def test_the_sound_engine_passes() -> None:
@@ -119,7 +119,7 @@ def test_the_sound_engine_passes() -> None:
     assert report.total("pairs") >= 200
     assert report.total("accepted") > 50
     assert report.total("preemptions") > 10
-    assert not report.mismatches, str(report.mismatches[0])
+    assert not report.mismatches, report.mismatches[0]
 
 
 def test_every_request_has_an_output() -> None:
