@@ -28,7 +28,8 @@ class Replica:
     """One server."""
 
     id: str
-    """Unique in the fleet, and the replica's place in the hash ring. A replacement takes the id over."""
+    """The release and a number: unique in the fleet, and the replica's place in the hash ring. A replacement takes the
+    id over."""
     model: str
     release: str
     host: str
@@ -129,18 +130,11 @@ def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
     """Adds or updates ``replica``. The first ready replica of a release sets the release's fingerprint.
 
     Raises:
-        ConfigError: there is no such model or release; the replica is ready and has no fingerprint; or a replica of
-            another release has its id.
+        ConfigError: there is no such model or release.
     """
     release = fleet.release(replica.model, replica.release)
-    former = fleet.replica(replica.id)
-    if former is not None and (former.model, former.release) != (replica.model, replica.release):
-        raise ConfigError(f"replica {replica.id} is of {former.model}/{former.release}; an id belongs to one release")
-    if replica.state is ReplicaState.READY:
-        if not replica.fingerprint:
-            raise ConfigError(f"replica {replica.id} is ready and has no fingerprint")
-        if not release.fingerprint:
-            fleet = _with_release(fleet, replica.model, replace(release, fingerprint=replica.fingerprint))
+    if replica.state is ReplicaState.READY and not release.fingerprint:
+        fleet = _with_release(fleet, replica.model, replace(release, fingerprint=replica.fingerprint))
     others = tuple(known for known in fleet.replicas if known.id != replica.id)
     replicas = sorted((*others, replica), key=lambda known: known.id)
     return replace(fleet, replicas=tuple(replicas))
@@ -218,8 +212,6 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
     before, after = sum(former.values()) or 1, sum(wanted.values()) or 1
     for name, weight in weights.items():
         fleet.release(model, name)
-        if weight < 0:
-            raise ConfigError(f"{model}/{name}: a weight of {weight}; it must be 0 or more")
         gain = weight / after - former[name] / before
         if (gain > _ROUNDING or (weight and not former[name])) and not fleet.pool(model, name):
             raise ConfigError(f"{model}/{name} has no replica that is ready; start some before it gets sessions")
