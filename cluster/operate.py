@@ -160,7 +160,7 @@ async def _run(
         watcher = Supervisor("watcher of replicas", functools.partial(_watch, reconciler, report))
         watcher.start()
         try:
-            if await _all_complete(deployments, stop, report):
+            if await asyncio.to_thread(_all_complete, deployments, stop, report):
                 for line in _ready_lines(config):
                     report(line)
                 await stop.asked.wait()
@@ -185,15 +185,13 @@ def _begin(config: ClusterConfig, deployments: Sequence[Deployment], report: Rep
     return reconciler
 
 
-async def _all_complete(deployments: Sequence[Deployment], stop: _Stop, report: Report) -> bool:
-    """Waits for all replicas; False: a signal came first. Reports what keeps Ray from starting them. No call of Serve
-    is pending when this returns, since it would start Ray again."""
+def _all_complete(deployments: Sequence[Deployment], stop: _Stop, report: Report) -> bool:
+    """Waits for all replicas; False: a signal came first. Reports what keeps Ray from starting them."""
     reported: dict[str, str] = {}
     for deployment in deployments:
-        while not await asyncio.to_thread(ray_serve.is_complete, deployment.app):
-            reported = await asyncio.to_thread(_report_failures, reported, report)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.asked.wait(), _POLL_S)
+        while not ray_serve.is_complete(deployment.app):
+            reported = _report_failures(reported, report)
+            time.sleep(_POLL_S)
             if stop.asked.is_set():
                 return False
     return True

@@ -19,10 +19,11 @@ from bench.serve.endpoints import ServerUrl, connect
 from bench.serve.schedule import endless_requests, read_trace
 from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
 from server.experiment.assignment import balanced_order, digest
-from server.experiment.config import ExperimentConfig, Load, Problem, parse_config, read_text, refuse
+from server.experiment.config import ExperimentConfig, Load, Problem, parse_config, refuse
 from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import GenerateOptions
+from specdec.config import read_text
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.arrivals import shape_of, unit_arrivals
 from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError, TimedRequest
@@ -80,9 +81,10 @@ def read_plan(path: Path) -> ExperimentConfig:
     """The plan in a file, checked for a client; its trace's path becomes relative to the working directory.
 
     Raises:
+        ConfigError: the file cannot be read.
         ExperimentError: a client cannot run it; names every fault, with its line.
     """
-    text = read_text(path)
+    text = read_text(path, f"{path}:")
     config = parse_config(text, str(path))
     refuse(text, str(path), problems(config, path.parent))
     if config.load.trace is None:

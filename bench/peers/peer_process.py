@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -17,6 +16,7 @@ import psutil
 
 from bench.peers.peer import Arm, PeerError
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
+from cluster.replica_process import free_ports
 from specdec.load.request import LoadRequest, Record, RefusedError
 
 # The kernel kills the process when the benchmark dies: a paused one would otherwise keep its memory for ever.
@@ -160,9 +160,7 @@ class HttpPeer:
 
     async def start(self) -> None:
         """Start the process and wait until it accepts prompts; on an error nothing of it is left running."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports("127.0.0.1", 1)
         self.base = f"http://127.0.0.1:{port}"
         words = [word.replace("{port}", str(port)) for word in self.words]
         self.process = process = await PeerProcess.begin(words, self.env, self.log)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from server.experiment.records import METRICS, ExperimentError, PlanError
+from server.experiment.records import METRICS, PlanError
 from specdec.config import load_yaml, reason_of
 from specdec.core.fields import UINT32
 
@@ -278,20 +278,6 @@ Place = tuple[int | str, ...]
 """A place in a plan: keys, outermost first."""
 
 Problem = tuple[Place, str]
-
-
-def read_text(path: Path) -> str:
-    """A file's text.
-
-    Raises:
-        ExperimentError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ExperimentError(f"{path}: is not UTF-8 text") from None
 
 
 def parse_config(text: str, source: str) -> ExperimentConfig:

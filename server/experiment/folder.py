@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from server.experiment.config import ExperimentConfig, StrictModel, read_text
+from server.experiment.config import ExperimentConfig, StrictModel
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
 from specdec.atomic_file import replacing
-from specdec.config import problems
+from specdec.config import problems, read_text
+from specdec.errors import ConfigError
 
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
@@ -92,7 +93,11 @@ class ExperimentFolder:
             raise ExperimentError(f"{path}: cannot be read ({found}); delete it, which stops the experiment") from None
 
     def plan_text(self) -> str:
-        return read_text(self.path / _PLAN)
+        path = self.path / _PLAN
+        try:
+            return read_text(path, f"{path}:")
+        except ConfigError as error:
+            raise ExperimentError(str(error)) from None
 
     def begin(self, text: str, manifest: Manifest) -> None:
         try:

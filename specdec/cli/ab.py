@@ -209,9 +209,9 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
     A running server runs it on its own traffic. The key must be marked `admin`. Modes: hash, switchback, aa; see
     docs/experiments.md.
     """
-    from server.experiment.config import read_text
+    from specdec.config import read_text
 
-    text = read_text(plan)
+    text = read_text(plan, f"{plan}:")
     _show_status(_ask_when_ready(server, credentials, lambda client: client.experiments.start(text, model=model)))
 
 

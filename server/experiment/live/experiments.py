@@ -16,13 +16,13 @@ from pathlib import Path
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import RECORDS_FILE, FileErrors
-from server.experiment.config import NAME, ExperimentConfig, parse_config, read_text, refuse
+from server.experiment.config import NAME, ExperimentConfig, parse_config, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, difference, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
 from server.experiment.records import ExperimentError, PlanError, RunClock
-from specdec.config import ExperimentsConfig
+from specdec.config import ExperimentsConfig, read_text
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
 
@@ -99,9 +99,9 @@ class Experiments:
         self._changing = asyncio.Lock()
         self._endings: set[asyncio.Task[None]] = set()
         try:
-            texts = [(str(path), read_text(path)) for path in config.start]
+            texts = [(str(path), read_text(path, f"{path}:")) for path in config.start]
             self._files = [(parse_config(text, source).name, text, source) for source, text in texts]
-        except ExperimentError as error:
+        except (ConfigError, ExperimentError) as error:
             raise ConfigError(f"server.experiments.start: {error}") from None
 
     async def start_configured(self) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server.experiment.config import ExperimentConfig, MetricTarget, parse_config, read_text
+from server.experiment.config import ExperimentConfig, MetricTarget, parse_config
 from server.experiment.folder import ExperimentFolder
 from server.experiment.records import ExperimentError
+from specdec.config import read_text
+from specdec.errors import ConfigError
 from tests.server.experiment.simulated import manifest
 
 PLAN = """\
@@ -31,7 +33,7 @@ warmup_requests: 200
 
 
 def read_config(path: Path) -> ExperimentConfig:
-    return parse_config(read_text(path), str(path))
+    return parse_config(read_text(path, f"{path}:"), str(path))
 
 
 def test_a_plan_is_parsed(tmp_path: Path) -> None:
@@ -97,9 +99,9 @@ def test_weights_of_pairs_missing_files_and_other_texts_are_rejected(tmp_path: P
     with pytest.raises(ExperimentError, match="must be a mapping"):
         read_config(path)
     path.write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ExperimentError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8"):
         read_config(path)
-    with pytest.raises(ExperimentError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_config(tmp_path / "none.yaml")
 
 
