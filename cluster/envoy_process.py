@@ -129,11 +129,9 @@ class EnvoyAdmin:
 
     async def is_ready(self) -> bool:
         """Whether the listeners accept calls."""
-        if not self.address_file.exists() or not self.address:  # Envoy creates the file, then writes it
-            return False
         try:
             await self.ask("GET", "/ready")
-        except EnvoyError:
+        except EnvoyError:  # also before Envoy has created its address's file, and written it
             return False
         return True
 

@@ -62,8 +62,6 @@ class TwoArmSample:
 
     def merged(self, length: int) -> TwoArmSample:
         """The sample with ``length`` consecutive units as one: non-overlapping blocks (Carlstein 1986)."""
-        if length <= 1:
-            return self
         a, b = (units // length for units in self.units)
         return TwoArmSample(self.values, (a, b), -(-self.n_units // length))
 
