@@ -1,18 +1,17 @@
 """Runs the server to measure in a child process, and reads its CPU time.
 
-The child runs this module too: ``python -m bench.local_server --config JSON``.
+The child runs this module too: ``python -m bench.local_server CONFIG FACTORY TOKENIZER``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Self
 
@@ -65,14 +64,13 @@ class LocalServer:
     which waits until it is ready.
 
     The child prints its ports as one line of JSON when it is ready, and ends with the thread that started it.
-    factory: ``module:function`` that builds the engine; None: the real engine. tokenizer: ``module:function`` that
-    builds the tokenizer; None: the target's.
+    factory: ``module:function`` that builds the engine. tokenizer: ``module:function`` that builds the tokenizer;
+    empty: the target's.
     """
 
-    def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
-        self._command = [*module_command("bench.local_server"), "--config", config.model_dump_json(exclude_unset=True)]
-        self._command += ["--factory", factory] if factory else []
-        self._command += ["--tokenizer", tokenizer] if tokenizer else []
+    def __init__(self, config: Config, *, factory: str = DEFAULT_FACTORY, tokenizer: str = "") -> None:
+        words = (config.model_dump_json(exclude_unset=True), factory, tokenizer)
+        self._command = [*module_command("bench.local_server"), *words]
         self._process: asyncio.subprocess.Process | None = None
         self.grpc_port = self.http_port = 0
 
@@ -120,14 +118,10 @@ class LocalServer:
             await self._process.wait()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM; prints one line of JSON with the ports when ready. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bench.local_server")
-    parser.add_argument("--config", required=True, help="Config as JSON")
-    parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
-    parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
-    args = parser.parse_args(argv)
-    config = Config.model_validate(json.loads(args.config))  # model_validate_json refuses the defaults that are paths
+def main(config_json: str, factory: str, tokenizer: str) -> int:
+    """Serve until SIGTERM, as `LocalServer` says; prints one line of JSON with the ports when ready. Returns the exit
+    code."""
+    config = Config.model_validate(json.loads(config_json))  # model_validate_json refuses the defaults that are paths
     die_with_parent()
     configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve` does: logging is part of the cost
 
@@ -135,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"grpc_port": addresses.grpc_port, "http_port": addresses.http_port}), flush=True)
 
     async def serve() -> None:
-        await Serving(config, _tokenizer(args.tokenizer), factory=args.factory).run(on_ready)
+        await Serving(config, _tokenizer(tokenizer), factory=factory).run(on_ready)
 
     try:
         uvloop.run(serve())
@@ -145,12 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tokenizer(place: str | None) -> LoadTokenizer:
-    if place is None:
+def _tokenizer(place: str) -> LoadTokenizer:
+    if not place:
         return lambda engine: load_tokenizer(engine.target, engine.cache_dir)
     build: Callable[[], Tokenizer] = resolve_name(place)
     return lambda _: build()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

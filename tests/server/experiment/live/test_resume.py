@@ -41,8 +41,8 @@ def plan_file(tmp_path: Path, text: str = PLAN) -> Path:
 @contextmanager
 def server_process(config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server in a separate process, and a client of it."""
-    command = [sys.executable, "-m", "bench.local_server", "--config", config, "--factory", NOTING]
-    command += ["--tokenizer", "tests.server.fake_tokenizer:FakeTokenizer"]
+    words = (config, NOTING, "tests.server.fake_tokenizer:FakeTokenizer")
+    command = [sys.executable, "-m", "bench.local_server", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
