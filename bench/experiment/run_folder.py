@@ -134,7 +134,7 @@ class Progress:
     """Counts over the records so far, without warm-up. planned: number of pairs; None if only time limits the run."""
 
     def __init__(self, config: ExperimentConfig, planned: int | None) -> None:
-        self.names = (config.control, config.treatment)
+        self.names = tuple(config.arms)
         self.metric = config.primary.metric
         self.planned = planned
         self.done: set[str] = set()  # pairs with a record in both arms

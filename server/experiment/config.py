@@ -265,14 +265,6 @@ class ExperimentConfig(StrictModel):
             return self.guardrails
         return tuple(guardrail for guardrail in self.guardrails if guardrail != QUEUE)
 
-    @property
-    def control(self) -> str:
-        return next(iter(self.arms))
-
-    @property
-    def treatment(self) -> str:
-        return list(self.arms)[1]
-
 
 Place = tuple[int | str, ...]
 """A place in a plan: keys, outermost first."""

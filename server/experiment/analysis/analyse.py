@@ -330,7 +330,7 @@ def analyse(manifest: Manifest, log: RecordLog, *, ended: bool = True) -> Result
     # As many first requests of each arm are excluded, whatever the weights: the shares are those before.
     shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
-    min_effect, alpha, treatment = config.primary.min_effect, stopping.alpha, config.treatment
+    min_effect, alpha, (_, treatment) = config.primary.min_effect, stopping.alpha, config.arms
     verdict = decide(
         primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment, selection.unit_name
     )

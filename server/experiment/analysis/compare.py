@@ -66,7 +66,6 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
     Raises:
         ExperimentError: the mode needs pairs, but a record has none.
     """
-    names = (config.control, config.treatment)
     left_out = {"callers who chose their arm": sum(r.overridden for r in records)}
     ordered = sorted((r for r in records if not r.overridden), key=attrgetter("arrival"))
     if config.assignment.pairs:
@@ -74,7 +73,7 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
             if not record.pair:
                 raise ExperimentError(f"request {record.request!r} has no pair, which {config.assignment.mode} needs")
     kept: list[list[Record]] = []
-    for name in names:
+    for name in config.arms:
         mine = [r for r in ordered if r.arm == name]
         kept.append([r for i, r in enumerate(mine) if i >= config.warmup_requests and not r.warm_up])
     left_out["warm-up"] = len(ordered) - sum(map(len, kept))

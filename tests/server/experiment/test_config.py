@@ -40,7 +40,7 @@ def test_a_plan_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(PLAN)
     config = read_config(path)
-    assert (config.control, config.treatment) == ("control", "treatment")
+    assert tuple(config.arms) == ("control", "treatment")
     assert (config.assignment.block_s, config.assignment.washout_s) == (20.0, 0.5)
     assert config.stopping.max_duration == 7200
     assert [t.label for t in config.secondary] == ["tpot_ms@p50", "e2e_ms@p99.9", "tokens_per_step:mean"]

@@ -135,7 +135,7 @@ def test_bug_one_block_that_fails_breaks_no_guardrail(rule: str, blocks: int, su
         for arm in [[*plan.config.arms][block % 2]]
         for i in range(80)
     ]
-    away = [r.arm == plan.config.treatment and r.arrival % 20 >= succeed / 10 for r in records]
+    away = [r.arm == list(plan.config.arms)[1] and r.arrival % 20 >= succeed / 10 for r in records]
     records = [replace(r, status="FAILED") if failed else r for r, failed in zip(records, away, strict=True)]
     guardrail = plan.config.guardrails[0]
     found = check_guardrail(guardrail, select(plan.config, records), plan.config, np.random.default_rng(1))
