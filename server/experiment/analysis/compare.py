@@ -32,13 +32,12 @@ class Selection:
     units: tuple[list[int], list[int]]
     n_units: int
     unit_name: str
-    pairs: bool
     left_out: dict[str, int]
 
     def sample(self, metric: str) -> TwoArmSample:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
-        value = METRICS[metric].value
-        return self._sample(lambda record: value(record) if record.ok else math.nan, whole_pairs=self.pairs)
+        value, paired = METRICS[metric].value, self.unit_name == "pair"
+        return self._sample(lambda record: value(record) if record.ok else math.nan, whole_pairs=paired)
 
     def failures(self) -> TwoArmSample:
         """1 for each request that failed, 0 for each that succeeded; without those that their callers cancelled."""
@@ -88,7 +87,7 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
     for record in sorted((r for arm in kept for r in arm), key=attrgetter("arrival")):
         number.setdefault(label(record), len(number))
     units_a, units_b = ([number[label(r)] for r in arm] for arm in kept)
-    return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, config.assignment.pairs, left_out)
+    return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, left_out)
 
 
 def _unit_name(config: ExperimentConfig, records: list[Record]) -> str:
