@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 from cluster.config import ClusterConfig
 from cluster.deployment import Deployment
 from cluster.fleet import Fleet
-from specdec.atomic_file import replacing
 from specdec.config import problems
 from specdec.errors import ConfigError
 
@@ -68,22 +68,29 @@ def private_folder(path: Path) -> Path:
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Writes files, new ones with mode 0600; returns those whose content changed.
+    """Writes files with mode 0600, in order; returns those whose content changed.
 
-    All are written before the first one takes its place, in order, so a full disk changes no file, and a reader sees
-    either the old or the new content.
+    All contents are written to temporary files first and renamed then, so a full disk changes no file, and a reader
+    sees either the old or the new content.
 
     Raises:
         OSError: a file cannot be written; no temporary file is left.
     """
-    changed = [path for path, content in contents.items() if not _holds(path, content)]
-    with contextlib.ExitStack() as stack:
-        for path in reversed(changed):  # the stack ends with the first one
+    staged: dict[Path, str] = {}
+    try:
+        for path, content in contents.items():
+            if _holds(path, content):
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(replacing(path))
-            file.write(contents[path])
-            file.flush()
-    return changed
+            handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        for path, temporary in staged.items():
+            os.replace(temporary, path)
+    finally:
+        for temporary in staged.values():
+            Path(temporary).unlink(missing_ok=True)
+    return list(staged)
 
 
 def _holds(path: Path, content: bytes) -> bool:
