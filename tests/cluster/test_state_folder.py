@@ -116,6 +116,14 @@ def test_the_saved_state_is_private_and_complete(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_a_file_that_others_could_read_is_replaced_by_a_private_one(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text("as a backup left it")
+    path.chmod(0o644)
+    replace_files({path: state().encoded()})
+    assert mode(path) == 0o600
+
+
 @pytest.fixture
 def full_disk() -> Iterator[None]:
     """A disk on which files end after 4 KiB."""
