@@ -186,7 +186,8 @@ def _begin(config: ClusterConfig, deployments: Sequence[Deployment], report: Rep
 
 
 def _all_complete(deployments: Sequence[Deployment], stop: _Stop, report: Report) -> bool:
-    """Waits for all replicas; False: a signal came first. Reports what keeps Ray from starting them."""
+    """Waits for all replicas; False: a signal came first. Reports what keeps Ray from starting them. No call of Serve
+    is pending when this returns, since it would start Ray again."""
     reported: dict[str, str] = {}
     for deployment in deployments:
         while not ray_serve.is_complete(deployment.app):
