@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from server.errors import DeadlinePassedError, unpack_error
 from specdec.cli.options import PromptRequest
@@ -94,24 +94,21 @@ class RemoteRunner:
 
     def __exit__(self, *_: object) -> None:
         with closing(self._runner):
-            self._run(self._client.close())
+            self._runner.run(self._client.close())
 
     @property
     def model(self) -> str:
         """The target's name."""
-        return self._run(self._client.info(CONNECT_S, model=self._model)).target
+        return self._runner.run(self._client.info(CONNECT_S, model=self._model)).target
 
     def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""
         stream = self._client.stream(request.prompt, **_options(request, self._model))
         try:
-            while (event := self._run(_next(stream))) is not None:
+            while (event := self._runner.run(_next(stream))) is not None:
                 yield event
         finally:
-            self._run(stream.aclose())
-
-    def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        return self._runner.run(call)
+            self._runner.run(stream.aclose())
 
 
 Runner = LocalRunner | RemoteRunner
