@@ -110,7 +110,7 @@ def test_every_token_shows_its_drafter_not_by_colour_alone(seen: dict[str, Any])
     for token in tokens:
         name = token["label"].rpartition(", step ")[0].rpartition(", ")[2]
         assert name == "the target's own" or name.startswith("proposed by ")
-        assert json.loads(token["label"].rpartition(", step ")[0].rpartition(", ")[0]) is not None
+        assert token["label"].startswith(f"“{token['text']}”, ")
         first = name.removeprefix("proposed by ").split(" and ")[0]
         looks.setdefault(first, set()).add((token["line"], token["tint"]))
     assert "model" in looks

@@ -174,8 +174,9 @@ function tokenId(run: Run, index: number): string {
   return `t${run.number}-${index}`;
 }
 
+/** It holds the text as it is shown, by which people who speak to their browser choose a token. */
 function describe(token: Token): string {
-  return `${JSON.stringify(token.text)}, ${proposedBy(token.sources)}, step ${token.step + 1}`;
+  return `“${shape(token.text)}”, ${proposedBy(token.sources)}, step ${token.step + 1}`;
 }
 
 /** A line break gets a visible mark, so that it can be selected. */
