@@ -378,6 +378,8 @@ def with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts
     if any(drafter.model_based and drafter.name not in learned for drafter in parts.drafters):
         found = warm_up(parts, WARM_UP_SHARE * parts.config.speculation.profile_s)
         learned = {name: known.bounded() for name, known in found.items()} | learned
+        if file is not None:
+            file.write(parts.drafters, learned)
     return dataclasses.replace(parts, learned=learned, learned_file=file)
 
 

@@ -217,7 +217,6 @@ class Engine:
             self._step.flush()
             if disk is not None:
                 disk.set_idle(True)
-        self._speculation.save_if_due(self._parts.clock())
         self._admit_prepared()  # before requests that arrive now take the places that this step has freed
         if not self._requests and self._preparation.waiting:
             self._preparation.wait()

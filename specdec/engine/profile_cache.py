@@ -16,26 +16,22 @@ from specdec.control.estimates.learned import Learned
 logger = logging.getLogger(__name__)
 
 _VERSION = 1  # of the files; raise it when their content or its meaning changes
-_MAX_BYTES = 4 << 20  # of a file that is read; ours have some kilobytes
 
 
 class ProfileCache:
     """JSON values of one ``kind``, valid for one ``key``: weights, types, a machine.
 
-    A damaged or outdated file is ignored, and values that cannot be written are not kept; both are logged. Repeated
-    failures to write, as on a full disk, are logged once.
+    A damaged or outdated file is ignored, and values that cannot be written are not kept; both are logged.
     """
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
         self._key = hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
         self.path = cache_dir / "controller" / f"{kind}-{self._key[:16]}.json"
-        self._failing = False
 
     def read(self) -> dict[str, Any]:
         """The values; empty if there is no valid file."""
         try:
-            with self.path.open("rb") as file:
-                values = json.loads(file.read(_MAX_BYTES))
+            values = json.loads(self.path.read_bytes())
             if values["version"] != _VERSION or values["key"] != self._key:
                 raise ValueError("made by another version, or for other weights")
             found: dict[str, Any] = dict(values["values"])
@@ -61,11 +57,8 @@ class ProfileCache:
                 os.replace(temporary, self.path)
             finally:
                 temporary.unlink(missing_ok=True)
-            self._failing = False
         except OSError as error:
-            if not self._failing:
-                logger.warning("%s: cannot be written (%s)", self.path, error)
-            self._failing = True
+            logger.warning("%s: cannot be written (%s)", self.path, error)
 
 
 _MAX_DRAFTS = 8  # drafters of one target that are kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -30,11 +29,6 @@ from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
-
-SAVE_INTERVAL_S = 120.0  # between writes of the profile cache; a crash loses at most this much of what was learned
-
 
 LoadedDraft = tuple[str, ModelBasedDrafter]
 """A draft model's name, and the drafter over it."""
@@ -89,7 +83,7 @@ class Speculation:
 
     def __init__(self, parts: EngineParts, costs: StepCosts) -> None:
         self._parts, self._config = replace(parts, drafters=()), parts.config.speculation
-        self._began_s = self._saved_s = parts.clock()
+        self._began_s = parts.clock()
         controller = self._new_controller(parts.drafters, costs, parts.learned)
         self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller))
         self._assemble(parts.drafters, controller)
@@ -124,15 +118,6 @@ class Speculation:
     def learned(self) -> dict[str, Learned]:
         """The controller's estimates by drafter."""
         return self.controller.estimates.learned()
-
-    def save_if_due(self, now: float) -> None:
-        """Write the estimates to the profile cache every `SAVE_INTERVAL_S`."""
-        if now - self._saved_s > SAVE_INTERVAL_S:
-            self._saved_s = now
-            try:
-                self._save()
-            except Exception:
-                logger.exception("the estimates could not be saved")
 
     def close(self) -> None:
         """Close the trace file and write the estimates."""

@@ -84,7 +84,6 @@ CALLS: list[tuple[type | ModuleType, str, str]] = [
     (step, "step_record", ""),
     (TraceLog, "add", ""),
     (TraceWriter, "write", ""),
-    (LearnedProfile, "write", ""),
     (KvCacheManager, "publish", "publishing"),
     (KvCacheManager, "key_of", "publishing"),
 ]
@@ -182,7 +181,6 @@ def test_an_error_ends_only_its_own_request(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specdec.engine.speculation.SAVE_INTERVAL_S", 0.1)
     engine, calls = fresh_engine(tmp_path / "t.jsonl"), 0
     original: Any = owner.__dict__[method]
     inner = original.__func__ if isinstance(original, classmethod | staticmethod) else original
