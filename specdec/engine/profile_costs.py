@@ -71,16 +71,12 @@ def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter],
     exist yet."""
     drafters = list(drafters)
     share = seconds * DRAFT_SHARE / len(drafters) if drafters else 0.0
-    target = _TargetForwards(decoder)
-    found = _best(target.points, seconds - share * len(drafters), decoder.settling)
-    grid = [[found[n, context] for n in target.rows] for context in target.contexts]
-    verify = _extended(target.rows, target.contexts, grid, decoder.max_rows, decoder.row_sizes)
+    found = _best(_target_forwards(decoder), seconds - share * len(drafters), decoder.settling)
+    verify = _table(found, decoder.max_rows, decoder.row_sizes)
     drafting = {}
     for drafter in drafters:
-        points = _level_forwards(drafter, decoder)
-        found = _best(points, share, decoder.settling)
-        rows = [n for n, _ in points]
-        drafting[drafter.name] = _extended(rows, [0], [[found[n, 0] for n in rows]], decoder.max_rows).as_dict()
+        found = _best(_level_forwards(drafter, decoder), share, decoder.settling)
+        drafting[drafter.name] = _table(found, decoder.max_rows).as_dict()
     return StepCosts(verify.as_dict(), drafting)
 
 
@@ -97,8 +93,7 @@ def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], k
         return None
     if any(drafter.name not in levels for drafter in drafters):
         return None
-    target = _TargetForwards(decoder)
-    checked = _again(verify, target.points, decoder.settling)
+    checked = _again(verify, _target_forwards(decoder), decoder.settling)
     drafting = {
         drafter.name: _again(levels[drafter.name], _level_forwards(drafter, decoder), decoder.settling)
         for drafter in drafters
@@ -117,27 +112,23 @@ Point = tuple[int, int]
 """Rows, and tokens that they attend to."""
 
 
-class _TargetForwards:
-    """Forwards of the target to measure, by rows and context."""
+def _target_forwards(decoder: TargetDecoder) -> dict[Point, Callable[[], None]]:
+    """Forwards of the target to measure."""
+    rows = _fitting(VERIFY_ROWS, decoder)
+    most_sampled = rows[-1]
+    limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
+    contexts = contexts_measured(limit, most_sampled)
+    if decoder.row_sizes:  # prompts' sizes too: drafts at a prompt's end may need a larger one
+        rows = [n for n in decoder.row_sizes if n <= max(most_sampled, limit - contexts[-1])]
 
-    def __init__(self, decoder: TargetDecoder) -> None:
-        self._decoder, self.rows = decoder, _fitting(VERIFY_ROWS, decoder)
-        limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
-        self._most_sampled = self.rows[-1]
-        self.contexts = contexts_measured(limit, self.rows[-1])
-        if decoder.row_sizes:  # prompts' sizes too: drafts at a prompt's end may need a larger one
-            self.rows = [n for n in decoder.row_sizes if n <= max(self.rows[-1], limit - self.contexts[-1])]
-        self.points: dict[Point, Callable[[], None]] = {
-            (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts
-        }
-
-    def _forward(self, n: int, context: int) -> None:
+    def forward(n: int, context: int) -> None:
         pages = list(range(-(-(context + n) // PAGE_SIZE)))
         # Tokens that differ: equal ones would choose the same experts, which are then read once for all rows.
-        tokens = [i * self._decoder.config.vocab_size // n for i in range(n)]
+        tokens = [i * decoder.config.vocab_size // n for i in range(n)]
         entry = BatchEntry(tokens, list(range(-1, n - 1)), context, pages)
-        sampled = list(range(n)) if n <= self._most_sampled else [n - 1]
-        self._decoder.forward(ForwardBatch.build([entry]), sampled)
+        decoder.forward(ForwardBatch.build([entry]), list(range(n)) if n <= most_sampled else [n - 1])
+
+    return {(n, context): partial(forward, n, context) for n in rows for context in contexts}
 
 
 def _level_forwards(drafter: ModelBasedDrafter, target: TargetDecoder) -> dict[Point, Callable[[], None]]:
@@ -193,12 +184,13 @@ def _again(table: CostTable, points: dict[Point, Callable[[], None]], settling: 
     return values if alike else None
 
 
-def _extended(
-    rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int, sizes: Sequence[int] = ()
-) -> CostTable:
-    """A table extrapolated to long chunks by the last slope. sizes: see `CostTable`."""
+def _table(found: dict[Point, float], max_rows: int, sizes: Sequence[int] = ()) -> CostTable:
+    """The table of measured points, extrapolated to long chunks by the last slope. sizes: see `CostTable`."""
+    rows, contexts = sorted({n for n, _ in found}), sorted({context for _, context in found})
     more = sorted({r for r in (*LONG_ROWS, max_rows) if rows[-1] < r <= max_rows})
-    for line in grid:
+    grid = []
+    for context in contexts:
+        line = [found[n, context] for n in rows]
         slope = max(line[-1] - line[-2], 0.0) / (rows[-1] - rows[-2]) if len(rows) > 1 else 0.0
-        line += [line[len(rows) - 1] + slope * (r - rows[-1]) for r in more]
+        grid.append(line + [line[-1] + slope * (r - rows[-1]) for r in more])
     return CostTable([*rows, *more], contexts, grid, sizes=sizes)
