@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from platform import machine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,7 +44,7 @@ from specdec.engine.disk_cache import open_disk_cache
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import draft_kv_dtype, plan_memory, report_memory
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
-from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
+from specdec.engine.platform import HostPlatform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.errors import ConfigError
@@ -62,6 +62,9 @@ from specdec.models.weights import ModelWeights
 from verify_kernels.backend_selection import Kernels, load_kernels
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.packed_weights import PackedLinear, unpack_linear
+
+if TYPE_CHECKING:
+    from specdec.engine.build_device import DevicePlatform
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +101,7 @@ class DrafterBuilder:
     def __init__(
         self,
         config: EngineConfig,
-        platform: Platform,
+        platform: HostPlatform | DevicePlatform,
         target: Target,
         kernels: Kernels,
         sampler: Sampler,
@@ -271,7 +274,7 @@ def build_parts(
     threads = config.threads or usable_cores()
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
-    platform: Platform
+    platform: HostPlatform | DevicePlatform
     if device is None:
         platform = HostPlatform(config, kernels)
     else:
@@ -285,7 +288,7 @@ def build_parts(
 
 def assemble(
     config: EngineConfig,
-    platform: Platform,
+    platform: HostPlatform | DevicePlatform,
     kernels: Kernels,
     threads: int,
     progress: Progress | None = None,

@@ -148,7 +148,7 @@ def named_shortage() -> Iterator[None]:
 
 
 class DevicePlatform:
-    """A GPU; see `specdec.engine.platform.Platform`. ``mode`` is "numerical" until the target's decoder is tested."""
+    """A GPU; see `specdec.engine.platform.HostPlatform`. `target_decoder` sets ``mode`` and ``kv_dtype``."""
 
     kernels = "triton"
 

@@ -1,11 +1,11 @@
-"""The platform that runs an engine's models on the CPU; that of a GPU is in `build_device`."""
+"""The platform that runs an engine's models on the CPU; that of a GPU, with the same methods, is in `build_device`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,7 +13,6 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.control_groups import available_bytes
 from specdec.engine.memory import MemoryBudget, draft_kv_dtype, host_kv_dtype, wanted_context
 from specdec.engine.numeric_fingerprint import host_arithmetic
-from specdec.engine.verify import StepVerifier
 from specdec.errors import ConfigError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
@@ -22,61 +21,19 @@ from specdec.models.memory import WORKING_BYTES, check_memory
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
-from verify_kernels.backend_selection import Kernels, NumericMode, self_test
+from verify_kernels.backend_selection import Kernels, self_test
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.sampling import SamplingKernels
 
 _LOG = logging.getLogger(__name__)
 
 Target = LoadedModel[Any]
 
 
-class Platform(Protocol):
-    """The device that runs target and draft model."""
-
-    kernels: str
-    """Name of its kernels."""
-    sampling: SamplingKernels
-    mode: NumericMode
-    """Whether a row has the same bits in any batch; set by `target_decoder`."""
-    kv_dtype: torch.dtype
-    """Of the target's KV cache; set by `target_decoder`."""
-    arithmetic: str
-    """The properties of machine and kernels that bits depend on, for the numeric fingerprint."""
-
-    def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
-        """Load the target. tokenizer: its own, if loaded before. Raises ModelError."""
-
-    def load_draft(
-        self,
-        ref: str,
-        dtype: WeightDtype | None,
-        cut: VocabularyCut | None,
-        target_tokenizer: Tokenizer,
-        progress: Progress | None,
-    ) -> Target:
-        """Load a draft model. dtype, cut: used on a CPU only. target_tokenizer: reused if equal. Raises ModelError."""
-
-    def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
-        """Tokens that the KV caches hold, by free memory. model: the target. budget: of the CPU."""
-
-    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
-        """The target's decoder for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
-
-        Raises:
-            ModelError: it does not fit in memory.
-            ConfigError: it cannot run as configured, or ``strict`` is set and its mode is not bitwise.
-        """
-
-    def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> TargetDecoder:
-        """A draft model's decoder next to a target of shape ``target``. Raises ModelError."""
-
-    def verifier(self, decoder: TargetDecoder) -> StepVerifier | None:
-        """The platform's own verifier, warmed up; None: the engine uses its default."""
-
-
 class HostPlatform:
     """The CPU.
+
+    Attributes: ``kernels``, their name; ``mode``, whether a row has the same bits in any batch; ``kv_dtype``, of the
+    target's KV cache; ``arithmetic``, what of machine and kernels bits depend on, for the numeric fingerprint.
 
     Raises:
         ConfigError: ``strict`` is set and the kernels are not bitwise, or the KV cache's type needs a GPU.
@@ -97,7 +54,7 @@ class HostPlatform:
             )
 
     def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
-        """Load the target in the configured type."""
+        """Load the target in the configured type. tokenizer: its own, if loaded before. Raises ModelError."""
         return self._load(self._config.target, dtype=self._config.dtype, like=tokenizer, progress=progress)
 
     def load_draft(
@@ -108,20 +65,28 @@ class HostPlatform:
         target_tokenizer: Tokenizer,
         progress: Progress | None,
     ) -> Target:
-        """Load a draft model, by default in the configuration's type for drafts."""
+        """Load a draft model, by default in the configuration's type for drafts. target_tokenizer: reused if equal.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
         dtype = dtype or self._config.default_draft_dtype
         return self._load(ref, dtype=dtype, cut=cut, like=target_tokenizer, progress=progress)
 
     def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
-        """The planned number."""
+        """Tokens that the KV caches hold: the planned number. model: the target. aux_layers: how many keep inputs."""
         return budget.kv_tokens
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
-        """The target's decoder."""
+        """The target's decoder for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
+
+        Raises:
+            ModelError: it does not fit in memory.
+        """
         return self._decoder(model, pages, positions, self.kv_dtype, 0, aux_layers)
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
-        """A draft model's decoder."""
+        """A draft model's decoder next to a target of shape ``target``. Raises ModelError."""
         promised = pages * kv_page_bytes(target, self.kv_dtype) + self._config.max_step_rows * target.vocab_size * 4
         return self._decoder(model, pages, positions, draft_kv_dtype(self._config), promised)
 
