@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from draft.best_first import MAX_CONTEXTS, Child, expand, match_of, share_out, trust
@@ -143,11 +142,9 @@ class SuffixDrafter(Drafter):
 
     name = "suffix"
 
-    def __init__(
-        self, shared_tokens: int, fim: FimParser | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, shared_tokens: int, fim: FimParser | None = None) -> None:
         self._fim = fim
-        self._library = TextLibrary(shared_tokens, clock)
+        self._library = TextLibrary(shared_tokens)
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:

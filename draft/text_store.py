@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
@@ -14,24 +12,21 @@ from specdec.core.types import Request
 
 
 class TextStore:
-    """At most ``limit`` tokens of text, none older than ``age_s`` seconds.
+    """At most ``limit`` tokens of text.
 
-    Text is appended to the young generation. When that holds half of the limit or reaches half of the age, it becomes
-    the old generation, and the previous old one is dropped: an automaton cannot drop single texts, and this takes
-    constant time. Text that is used again is written to the young generation again (`TextWriter` skips only what that
-    holds), so text in use stays.
+    Text is appended to the young generation. When that holds half of the limit, it becomes the old generation, and the
+    previous old one is dropped: an automaton cannot drop single texts, and this takes constant time. Text that is used
+    again is written to the young generation again (`TextWriter` skips only what that holds), so text in use stays.
     """
 
-    def __init__(self, limit: int, age_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
-        self._half, self._age_s, self._clock = max(1, limit // 2), age_s, clock
-        self._old = SuffixAutomaton()
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
         self.young = SuffixAutomaton()  # to which text is appended
-        self._old_since = self._young_since = clock()
+        self._old = SuffixAutomaton()
 
     @property
     def generations(self) -> tuple[SuffixAutomaton, SuffixAutomaton]:
-        """The young and the old generation, after `expire`."""
-        self.expire()
+        """The young and the old generation."""
         return self.young, self._old
 
     def append(self, token: int) -> None:
@@ -42,21 +37,7 @@ class TextStore:
     def make_room(self) -> None:
         """Start a new generation if the young one is full."""
         if self.young.size >= self._half:
-            self._turn()
-
-    def expire(self) -> None:
-        """Drop generations that are too old."""
-        now = self._clock()
-        if now - self._young_since >= self._age_s / 2:
-            if self.young.size:
-                self._turn()
-            self._young_since = now
-        if self._old.size and now - self._old_since >= self._age_s:
-            self._old = SuffixAutomaton()
-
-    def _turn(self) -> None:
-        self._old, self._old_since = self.young, self._young_since
-        self.young, self._young_since = SuffixAutomaton(), self._clock()
+            self._old, self.young = self.young, SuffixAutomaton()
 
 
 KNOWN_TOKENS = 32  # least length of a match whose tokens are not written again
@@ -89,7 +70,6 @@ class TextWriter:
 
     def work(self, budget: int) -> int:
         """Process at most ``budget`` tokens; returns their number."""
-        self._store.expire()
         done = min(self.remaining, budget)
         for _ in range(done):
             young = self._store.young
@@ -137,7 +117,6 @@ MAX_QUEUED_TOKENS = 262_144  # of finished texts; beyond that the oldest ones ar
 
 SESSIONS, SALTS = 64, 16  # that are kept: the most recently used ones
 SESSION_SHARE = 4  # a session keeps a salt's tokens divided by this
-SHARED_AGE_S = 3600.0  # after which shared text is dropped
 
 
 def max_tokens(shared_tokens: int) -> int:
@@ -153,8 +132,8 @@ class TextLibrary:
     shared_tokens: tokens kept per salt for other requests; a session keeps a quarter as many. 0: nothing is kept.
     """
 
-    def __init__(self, shared_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shared_tokens, self._clock = shared_tokens, clock
+    def __init__(self, shared_tokens: int) -> None:
+        self._shared_tokens = shared_tokens
         self._sessions: OrderedDict[tuple[str, str], TextStore] = OrderedDict()
         self._shared: OrderedDict[str, TextStore] = OrderedDict()
         self._waiting: deque[tuple[TextStore, list[int]]] = deque()
@@ -168,9 +147,9 @@ class TextLibrary:
             return []
         if request.session:
             key = (salt, request.session)
-            store = self._sessions.get(key) or TextStore(tokens // SESSION_SHARE, clock=self._clock)
+            store = self._sessions.get(key) or TextStore(tokens // SESSION_SHARE)
             found.append(_use(self._sessions, key, store, SESSIONS))
-        store = self._shared.get(salt) or TextStore(tokens, SHARED_AGE_S, self._clock)
+        store = self._shared.get(salt) or TextStore(tokens)
         return [*found, _use(self._shared, salt, store, SALTS)]
 
     def add(self, request: Request, tokens: Seq[int]) -> None:

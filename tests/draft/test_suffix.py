@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from draft import suffix
 from draft.suffix import INDEXED_PER_STEP, OWN_TOKENS, SuffixDrafter
-from draft.text_store import SHARED_AGE_S
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -163,10 +162,10 @@ def test_the_prediction_is_a_separate_text() -> None:
 
 @pytest.mark.parametrize("session", ["", "editor"])
 def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
-    now_s = 0.0
-    suffixes, text = SuffixDrafter(SHARED, clock=lambda: now_s), code_like(300, 3)
+    suffixes, text = SuffixDrafter(SHARED), code_like(300, 3)
     finish(suffixes, text, session=session)
-    now_s = 2 * SHARED_AGE_S if session else now_s  # only the session's own text is left
+    if session:
+        suffixes._library._shared.clear()  # only the session's own text is left
     sequence = begun(suffixes, [5000, *text[100:120]], session=session)
     assert propose(suffixes, sequence, nodes=31, width=1).tokens == text[119:151]
 

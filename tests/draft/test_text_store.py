@@ -1,4 +1,4 @@
-"""Stores of text: bounds, age, what is not written twice, and who can read what."""
+"""Stores of text: bounds, what is not written twice, and who can read what."""
 
 from __future__ import annotations
 
@@ -14,14 +14,6 @@ from draft.text_store import KNOWN_TOKENS, OVERLAP_TOKENS, TextLibrary, TextStor
 from specdec.core.types import Request
 
 ROOMY = 1_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def write(store: TextStore, text: list[int], budget: int = 7) -> None:
@@ -138,47 +130,15 @@ def test_used_text_is_kept() -> None:
     assert holds(store, used)
 
 
-def test_old_text_is_forgotten() -> None:
-    clock = Clock()
-    store = TextStore(ROOMY, age_s=10.0, clock=clock)
-    early, late = novel(40, 1), novel(40, 2)
-    write(store, early)
-    clock.now += 4.9
-    write(store, late)
-    assert holds(store, early)
-    clock.now += 5.0
-    assert holds(store, late)
-    clock.now += 0.2
-    assert not holds(store, early)  # 10.1 seconds
-    clock.now += 100.0
-    assert not holds(store, late)
-    assert sum(generation.size for generation in store.generations) == 0
-
-
-def test_text_is_kept_for_at_least_half_the_age() -> None:
-    clock = Clock()
-    store = TextStore(ROOMY, age_s=10.0, clock=clock)
-    for seed in range(40):
-        write(store, novel(20, seed))
-        clock.now += 0.7
-        assert all(holds(store, novel(20, late)) for late in range(max(0, seed - 6), seed + 1))
-
-
 def test_a_text_that_outlives_its_generation_is_continued() -> None:
-    clock = Clock()
-    store = TextStore(ROOMY, age_s=10.0, clock=clock)
-    text = novel(100, 1)
-    writer = TextWriter(store, text)
-    writer.work(50)
-    clock.now += 6.0
-    writer.work(50)
-    assert not writer.remaining
+    store, text = TextStore(120), novel(100, 1)
+    write(store, text)
     assert holds(store, text[:49])
     assert inside(store.young, text[60:])
 
 
 def library(shared_tokens: int = 262_144) -> TextLibrary:
-    return TextLibrary(shared_tokens, Clock())
+    return TextLibrary(shared_tokens)
 
 
 def request(salt: str = "", session: str = "") -> Request:
@@ -197,16 +157,6 @@ def test_salts_are_isolated() -> None:
     assert seen(texts, request("a"), [1, 2, 3])
     for other in (request("b", "editor"), request("", "editor"), request("b")):
         assert not seen(texts, other, [1, 2])
-
-
-def test_shared_text_is_dropped_with_age_and_a_sessions_stays() -> None:
-    clock = Clock()
-    texts = TextLibrary(262_144, clock)
-    texts.add(request(session="editor"), [1, 2, 3])
-    texts.work(1000)
-    clock.now += text_store.SHARED_AGE_S + 1
-    assert not seen(texts, request(), [1, 2, 3])
-    assert seen(texts, request(session="editor"), [1, 2, 3])
 
 
 def test_each_session_has_a_store_beside_the_shared_one() -> None:
