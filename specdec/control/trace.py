@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -60,38 +58,34 @@ def _nodes(tree: TokenTree) -> Nodes:
 
 VERSION = 4  # of the file format
 KEPT_FILES = 3  # previous files, named FILE.1 (the newest) to FILE.3
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TraceWriter:
     """Writes steps to a file, after a header with the controller's arguments.
 
-    Each step is flushed to the system, so a killed process loses none. A file with a step is rotated at start and at
-    ``max_bytes``. If the disk is full at the start, nothing is written.
+    Each step is flushed to the system, so a killed process loses none. A file is begun with its first step, and at
+    ``max_bytes``; the former ones are rotated then.
 
     Raises:
-        ConfigError: the file cannot be written, for another reason than a full disk.
+        ConfigError: the file cannot be written.
     """
 
     def __init__(self, path: Path, controller: Mapping[str, Any], max_bytes: int = 256 << 20) -> None:
         self._path, self._controller, self._max_bytes = path, dict(controller), max_bytes
         self._file: TextIO | None = None
+        self._written = 0  # bytes of the file
+        self._continues = False  # whether a former file is of the same run
         try:
-            self._begin(continues=False)
+            open(path, "a", opener=_own).close()
         except OSError as error:
-            if error.errno not in _FULL:
-                raise ConfigError(
-                    f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})"
-                ) from None
-            logger.error("the trace file %s is not written: %s", path, error.strerror)
+            raise ConfigError(f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})") from None
 
     def write(self, step: StepTrace) -> None:
         """Append a step. Raises OSError."""
-        if self._file is not None and self._written >= self._max_bytes:
+        if self._file is None or self._written >= self._max_bytes:
             self.close()
-            self._begin(continues=True)
-        if self._file is not None:
-            self._line(trace_dict(step) | {"replay": step.replay})
+            self._begin()
+        self._line(trace_dict(step) | {"replay": step.replay})
 
     def close(self) -> None:
         """Close the file."""
@@ -99,23 +93,16 @@ class TraceWriter:
         if file is not None:
             file.close()
 
-    def _begin(self, *, continues: bool) -> None:
-        # A file with its header alone is replaced: starts that fail must not push older steps out.
-        if self._path.is_file() and self._path.stat().st_size and not _is_empty_trace(self._path):
+    def _begin(self) -> None:
+        if self._path.is_file() and self._path.stat().st_size:
             for number in range(KEPT_FILES, 0, -1):
                 newer = previous_file(self._path, number - 1)
                 if newer.exists():
                     newer.replace(previous_file(self._path, number))
         self._file = open(self._path, "w", encoding="utf-8", opener=_own)  # noqa: SIM115 - closed by `close`
         self._written = 0
-        try:
-            self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": continues})
-        except OSError:
-            with suppress(OSError):
-                self.close()
-            with suppress(OSError):
-                os.truncate(self._path, 0)  # so that an incomplete header is not rotated
-            raise
+        self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": self._continues})
+        self._continues = True
 
     def _line(self, value: Mapping[str, Any]) -> None:
         file = cast(TextIO, self._file)
@@ -181,15 +168,6 @@ def _is_trace(path: Path) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _is_empty_trace(path: Path) -> bool:
-    """Whether the file is a trace without a step."""
-    if not _is_trace(path):
-        return False
-    with open(path, "rb") as file:
-        file.readline()
-        return not file.read(1)
 
 
 def _steps(path: Path) -> Iterator[StepTrace]:

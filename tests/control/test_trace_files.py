@@ -69,7 +69,10 @@ def test_starts_without_a_step_keep_earlier_steps(run: Run, tmp_path: Path) -> N
 def test_a_file_that_is_no_trace_is_kept(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(text)
-    TraceWriter(path, run[0]).close()
+    writer = TraceWriter(path, run[0])
+    assert path.read_text() == text
+    writer.write(run[1][0])
+    writer.close()
     assert (tmp_path / "t.jsonl.1").read_text() == text
 
 
