@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.config import EngineConfig
-from specdec.core.kv_cache import KvCacheManager, PageLoad, root_key
+from specdec.core.kv_cache import KvCacheManager, PageLoad
 from specdec.core.types import EngineInfo, EngineLoad
-from specdec.engine.page_files import DamagedPageError, PageFiles, StoredPage, packed
+from specdec.engine.page_files import DamagedPageError, PageFiles
 from specdec.models.decoder import Decoder, TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -55,7 +56,9 @@ class DiskCache:
 
     def __init__(self, files: PageFiles, kv: KvCacheManager, memory: Seq[NDArray[np.uint8]]) -> None:
         self._files, self._kv, self._memory = files, kv, memory
-        self._cached: dict[int, StoredPage] = {}  # by page; its content does not change while its entry stays
+        # By page its key, and a number of this entry alone: the content does not change while the entry stays
+        self._cached: dict[int, tuple[bytes, int]] = {}
+        self._numbers = itertools.count()
         self._pending: OrderedDict[int, None] = OrderedDict()  # cached pages to write, oldest first
         self._loads: list[DiskLoad] = []
         self._written = self._read = 0
@@ -75,8 +78,7 @@ class DiskCache:
 
     def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Queue a page that entered the cache."""
-        root = root_key(salt)
-        self._cached[page] = StoredPage(key, parent or root, root, packed(tokens))
+        self._cached[page] = key, next(self._numbers)
         if key not in self._files:
             self._pending[page] = None
             self._work.set()
@@ -202,7 +204,7 @@ class DiskCache:
         except KeyError:  # the engine's thread took the last one out
             return
         entry = self._cached.get(page)
-        if entry is None or entry.key in self._files:
+        if entry is None or entry[0] in self._files:
             return
         if time.monotonic() < self._retry_s:
             self._missed["write_error"] += 1
@@ -210,11 +212,11 @@ class DiskCache:
         for in_memory, in_record in self._places(page, self._buffer):
             in_record[:] = in_memory
         with self._erasing:
-            if self._cached.get(page) is not entry:  # the copy may be of another content
+            if self._cached.get(page) != entry:  # the copy may be of another content
                 self._missed["evicted"] += 1
                 return
             try:
-                lost = self._files.append(entry, self._buffer)
+                lost = self._files.append(entry[0], self._buffer)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
                 self._retry_s = time.monotonic() + RETRY_S
@@ -226,21 +228,18 @@ class DiskCache:
 
     def _queue_again(self, lost: set[bytes]) -> None:
         """Queue the cached pages whose copies on disk were removed to make room."""
-        for page, entry in self._cached.copy().items():
-            if entry.key in lost:
+        for page, (key, _) in self._cached.copy().items():
+            if key in lost:
                 self._pending[page] = None
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""
-        buffer, root, first = self._files.buffer(), root_key(load.salt), len(load.cached)
+        buffer, keys = self._files.buffer(), load.keys[len(load.cached) :]
         for place, page in enumerate(load.pages):
             if self._dropping.is_set():
                 return place
-            depth = first + place
-            tokens = load.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
-            parent = load.keys[depth - 1] if depth else root
             try:
-                self._files.read(StoredPage(load.keys[depth], parent, root, packed(tokens)), buffer)
+                self._files.read(keys[place], buffer)
             except (KeyError, OSError, DamagedPageError) as error:
                 reasons = {KeyError: "removed", DamagedPageError: "damaged"}
                 self._missed[reasons.get(type(error), "unreadable")] += 1

@@ -7,9 +7,7 @@ import os
 import re
 import struct
 import threading
-from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,40 +15,20 @@ from pathlib import Path
 import xxhash
 
 from specdec.core.kv_cache import KEY_BYTES
-from verify_kernels.forward_batch import PAGE_SIZE
 
 _MAKE = b"specdec pages "  # a segment of any layout begins with it
-_MAGIC = _MAKE + b"2\n"  # raise the number when the layout changes
+_MAGIC = _MAKE + b"3\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
 _SUFFIX = ".pages"
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # the name of a fingerprint's folder
-_TOKEN_BYTES = 4 * PAGE_SIZE
-_RECORD = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{_TOKEN_BYTES}s{_DIGEST_BYTES}s")
-_RECORD_BYTES = _RECORD.size + _DIGEST_BYTES  # the fields, then their own digest
+_FIELDS = KEY_BYTES + _DIGEST_BYTES  # the page's key, and the digest of its keys and values
+_RECORD_BYTES = _FIELDS + _DIGEST_BYTES  # the fields, then their own digest
 _SEGMENTS = 16  # that a full folder is cut into; the oldest is removed at a time
 _MAX_SEGMENT_BYTES = 256 << 20
 
 
 class DamagedPageError(Exception):
     """A record's bytes are not those that were written for the page."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPage:
-    """What identifies a page's content."""
-
-    key: bytes
-    parent: bytes
-    """The key before it; of the first page of a chain, ``root``."""
-    root: bytes
-    """The key of its salt."""
-    tokens: bytes
-    """Its token ids, as `packed` returns them."""
-
-
-def packed(tokens: Sequence[int]) -> bytes:
-    """The token ids of a page as bytes: int32, little-endian."""
-    return array("i", tokens).tobytes()
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +44,9 @@ class Segment:
 class PageFiles:
     """The pages of one numeric fingerprint: ``folder / fingerprint / NUMBER.pages``.
 
-    Thread-safe. Before a page is used, its digest, its key, the key before it, its salt and its tokens are compared.
-    Nothing is synchronised to the disk: what a crash of the system damages is a `DamagedPageError` later.
+    Thread-safe. A page's key stands for its tokens, those before them and the salt; before the page is used, key and
+    digest are compared. Nothing is synchronised to the disk: what a crash of the system damages is a
+    `DamagedPageError` later.
 
     payload_bytes: of a page's keys and values. max_bytes: of all segments below ``folder``, those of other fingerprints
     included unless another process owns them. The oldest are removed first.
@@ -128,14 +107,13 @@ class PageFiles:
         """The part of a record that holds the page's keys and values."""
         return memoryview(buffer)[_RECORD_BYTES:]
 
-    def append(self, page: StoredPage, buffer: bytearray) -> list[bytes]:
-        """Write ``page``, whose payload is in ``buffer``; returns keys that were removed to make room.
+    def append(self, key: bytes, buffer: bytearray) -> list[bytes]:
+        """Write the page of ``key``, whose payload is in ``buffer``; returns keys that were removed to make room.
 
         Raises:
             OSError: it cannot be written; nothing has changed.
         """
-        digest = xxhash.xxh3_64_digest(self.payload(buffer))
-        fields = _RECORD.pack(page.key, page.parent, page.root, page.tokens, digest)
+        fields = key + xxhash.xxh3_64_digest(self.payload(buffer))
         buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
         with self._mutex:
             segment = self._last_segment()
@@ -144,34 +122,33 @@ class PageFiles:
             count = os.pwrite(self._file, buffer, segment.n_bytes)
             if count != len(buffer):  # a full disk; the next write goes to the same place
                 raise OSError(f"{segment.path}: only {count} of {len(buffer)} bytes were written")
-            self._index[page.key] = segment, len(segment.keys)
-            segment.keys.append(page.key)
+            self._index[key] = segment, len(segment.keys)
+            segment.keys.append(key)
             segment.n_bytes += self.record_bytes
             self._n_bytes += self.record_bytes
             return self._make_room()
 
-    def read(self, page: StoredPage, buffer: bytearray) -> None:
-        """Read ``page`` into ``buffer``.
+    def read(self, key: bytes, buffer: bytearray) -> None:
+        """Read the page of ``key`` into ``buffer``.
 
         Raises:
             KeyError: it is not stored any more.
             DamagedPageError: its record holds something else; it is forgotten.
             OSError: its record cannot be read; it is forgotten.
         """
-        segment, place = self._index[page.key]
+        segment, place = self._index[key]
         try:
             descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 count = os.preadv(descriptor, [buffer], self._header_bytes + place * self.record_bytes)
             finally:
                 os.close(descriptor)
-            digest = xxhash.xxh3_64_digest(self.payload(buffer))
-            wanted = _RECORD.pack(page.key, page.parent, page.root, page.tokens, digest)
-            if count != self.record_bytes or buffer[: _RECORD.size] != wanted:
+            fields = key + xxhash.xxh3_64_digest(self.payload(buffer))
+            if count != self.record_bytes or buffer[:_FIELDS] != fields:
                 raise DamagedPageError(f"{segment.path}: record {place}")
         except (OSError, DamagedPageError):
             with self._mutex:
-                self._index.pop(page.key, None)
+                self._index.pop(key, None)
             raise
 
     def erase(self) -> None:
@@ -264,7 +241,7 @@ class PageFiles:
             segment.n_bytes = self._header_bytes + count * self.record_bytes
             for place in range(count):
                 fields = os.pread(descriptor, _RECORD_BYTES, self._header_bytes + place * self.record_bytes)
-                sound = xxhash.xxh3_64_digest(fields[: _RECORD.size]) == fields[_RECORD.size :]
+                sound = xxhash.xxh3_64_digest(fields[:_FIELDS]) == fields[_FIELDS:]
                 segment.keys.append(fields[:KEY_BYTES] if sound else b"")
         finally:
             os.close(descriptor)

@@ -37,7 +37,7 @@ from specdec.core.types import (
 from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
-from specdec.engine.page_files import PageFiles, StoredPage
+from specdec.engine.page_files import PageFiles
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import QueueFullError
 from tests.engine.test_every_drafter import every_parts
@@ -172,11 +172,11 @@ def test_a_flush_waits_for_one_page_of_a_read(folder: Path, monkeypatch: pytest.
     reads, begun, go_on = [], threading.Event(), threading.Event()
     read = PageFiles.read
 
-    def slow(files: PageFiles, page: StoredPage, into: NDArray[np.uint8]) -> None:
-        reads.append(page)
+    def slow(files: PageFiles, key: bytes, into: NDArray[np.uint8]) -> None:
+        reads.append(key)
         begun.set()
         assert go_on.wait(30)
-        read(files, page, into)
+        read(files, key, into)
 
     monkeypatch.setattr(PageFiles, "read", slow)
     engine.submit(asked)
@@ -251,9 +251,9 @@ def test_prompts_that_begin_alike_read_their_beginning_once(folder: Path, monkey
     engine.close()
     engine, go_on, read = engine_on(folder), threading.Event(), PageFiles.read
 
-    def waits(files: PageFiles, page: StoredPage, into: bytearray) -> None:
+    def waits(files: PageFiles, key: bytes, into: bytearray) -> None:
         go_on.wait()
-        read(files, page, into)
+        read(files, key, into)
 
     monkeypatch.setattr(PageFiles, "read", waits)
     for asked in alike:
