@@ -247,27 +247,23 @@ def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Dra
     return drafters
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """Load everything that ``config`` names.
-
-    Raises:
-        ModelError, KernelError: a model or the kernels cannot be loaded; the message says what to change.
-        ConfigError: the parts do not fit each other, or ``strict`` is set and the kernels are not bitwise.
-    """
-    return Engine(build_parts(config, progress, remember=True))
-
-
 def build_served_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
-    """As `build_engine`, for a front end that has validated each request."""
+    """Load everything that ``config`` names, for a front end that has validated each request. Raises as `build_parts`
+    does."""
     return Engine(dataclasses.replace(build_parts(config, progress, remember=True), trusts_requests=True))
 
 
 def build_parts(
     config: EngineConfig, progress: Progress | None = None, remember: bool = False, aux_layers: Sequence[int] = ()
 ) -> EngineParts:
-    """The parts that `build_engine` assembles; raises as it does. remember: read and write the profile cache of
-    drafters, and build the tables of grammars in advance. aux_layers: the layers that heads loaded later will read, in
-    place of the configured head's."""
+    """The parts of an engine, loaded as ``config`` says. remember: read and write the profile cache of drafters, and
+    build the tables of grammars in advance. aux_layers: the layers that heads loaded later will read, in place of the
+    configured head's.
+
+    Raises:
+        ModelError, KernelError: a model or the kernels cannot be loaded; the message says what to change.
+        ConfigError: the parts do not fit each other, or ``strict`` is set and the kernels are not bitwise.
+    """
     config = with_named_draft(config)
     if config.threads > (cores := len(os.sched_getaffinity(0))):
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores slow each other down")
@@ -295,8 +291,8 @@ def assemble(
     remember: bool = False,
     aux_layers: Sequence[int] = (),
 ) -> EngineParts:
-    """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Others: as
-    for `build_parts`. Raises as `build_engine` does."""
+    """The parts of an engine with its models on ``platform``; the rest as for `build_parts`. kernels: the CPU's.
+    threads: of this process."""
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = load_tokenizer(config.target, config.cache_dir, progress)
     if tokenizer.pooling in tuple(Pooling):  # it generates nothing, so nothing is drafted

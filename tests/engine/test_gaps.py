@@ -17,7 +17,7 @@ from specdec.core.types import (
     SpeculationParams,
     StoppingParams,
 )
-from specdec.engine.build import build_engine
+from specdec.engine.build import build_served_engine
 from specdec.engine.engine import Engine
 
 GAP_MS = 100.0  # most time between two tokens of a stream
@@ -45,7 +45,7 @@ def worst_gap_ms(engine: Engine, name: str, late: Request) -> float:
 
 @pytest.mark.slow
 def test_the_first_grammar_and_the_first_healing_delay_no_stream() -> None:
-    engine = build_engine(EngineConfig(target="smollm2-135m", kv_tokens=16384, max_batch=16))
+    engine = build_served_engine(EngineConfig(target="smollm2-135m", kv_tokens=16384, max_batch=16))
     stop, prompt = StoppingParams(max_tokens=20), tuple(range(50, 80))
     healing = Request("healing", prompt, SamplingParams(seed=1), stop, healing_prefix="ret")
     grammar = Request("grammar", prompt, SamplingParams(seed=1), stop, grammar=GrammarParams(GrammarKind.JSON_OBJECT))

@@ -16,7 +16,7 @@ from server.embedding import INSTRUCTION, EmbeddingCall, Reranker, embedded_ids
 from server.served_model import ServedModel
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import Request, RequestEvent
-from specdec.engine.build import build_engine
+from specdec.engine.build import build_served_engine
 from specdec.errors import ViolationCollector
 from tests.engine.tiny_engine import run_all
 from tests.models.embedders import make_embedder, make_reranker
@@ -57,7 +57,7 @@ class LocalModel:
             target=str(folder), dtype="fp32", kv_dtype="fp32", threads=2, kv_tokens=64 * 40,
             speculation=SpeculationConfig(drafters=("none",), profile_s=0), cache_dir=Path("~/.cache/specdec"),
         )  # fmt: skip
-        self._engine = build_engine(config)
+        self._engine = build_served_engine(config)
         self.loaded = self._engine._parts.tokenizer
         self.info, self.admission, self.tokenizer = self._engine.info(), self, self
         self.begun: list[bool] = []  # of each request

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from specdec.engine.build import build_engine
+from specdec.engine.build import build_served_engine
 from specdec.training.texts import OWN, Text
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
@@ -118,7 +118,7 @@ def check_drafts(path: Path, drafter: str) -> None:
         target=str(permuting_target()), draft_head=head, draft=model, indexes=indexes, cache_dir=CACHE, threads=1,
         kv_tokens=1024, max_batch=2, max_context=256, max_step_rows=64, prefill_chunk=64, speculation=speculation,
     )  # fmt: skip
-    engine = build_engine(config)
+    engine = build_served_engine(config)
     wish = SpeculationParams(SpeculationMode.ON, (drafter,), 4, 4, 1)
     tokens = tuple(permuting_texts(1, seed=9, prompt=40, length=40)[0].tokens.tolist())
     stop = StoppingParams(max_tokens=40, ignore_eos=True)
