@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -39,6 +39,13 @@ class _Reader:
     computed: int = 0  # tokens of the text with KV
     paged: PagedTokens | None = None  # the draft's tokens and pages; None until the first proposal
     drafted: Drafted | None = None  # the last proposal
+
+
+@dataclass(slots=True)
+class _SpelledGrowth(Growth):
+    """A growth with the draft's log-probability of each own node."""
+
+    likelihoods: list[float] = field(default_factory=lambda: [0.0])
 
 
 PROMPT_TOKENS = 256  # least tokens of a long prompt that the draft computes; more context hardly helps it
@@ -109,18 +116,17 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
             assert reader.paged is not None  # `_read_new` saw to it
             ids = reader.text.ids
             if proposes:
-                growing.append((Growth(task, tree, len(ids) - 1, reader.paged.pages, [ids[-1]]), reader))
+                growing.append((_SpelledGrowth(task, tree, len(ids) - 1, reader.paged.pages, [ids[-1]]), reader))
             end = None if proposes else min(reader.computed + task.prefill, len(ids) - 1)
             pending.append(self._pending(reader, end))
         logits = prefill_drafts(self._decoder, pending)
         current = [growth for growth, _ in growing]
-        likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
         while current and logits is not None:
-            current = self._expand(current, logits, likelihoods)
+            current = self._expand(current, logits)
             current, logits = feed(self._decoder, current)
         for growth, reader in growing:
             reader.drafted = growth.drafted
-            add_canonical_path(growth, likelihoods[id(growth)], self._target)
+            add_canonical_path(growth, growth.likelihoods, self._target)
         return trees
 
     def _start_reading(self, sequence: Sequence) -> _Reader:
@@ -168,26 +174,26 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         paged.n_computed = min(reader.computed, len(paged.tokens))
         self._kv.publish(paged)
 
-    def _expand(self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]) -> list[Growth]:
+    def _expand(self, growing: Seq[_SpelledGrowth], logits: Tensor) -> list[_SpelledGrowth]:
         """Add the children of all frontier nodes; returns the growths to expand further."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         width = max(growth.task.width for growth in growing)
         children, best = self._children(logits, rows, width)
         at = 0
         for growth in growing:
-            known, room = likelihoods[id(growth)], growth.level_room
+            room = growth.level_room
             fresh: list[int] = []
             offered: list[_Offer] = []
             for node in growth.frontier:
                 token, chance = best[at]
                 if self._bridge.to_target[token] < 0:
-                    fresh += self._add_spelled(growth, node, token, chance, known)
+                    fresh += self._add_spelled(growth, node, token, chance)
                 above = growth.tree.scores[growth.anchors[node]]
                 for rank, (twin, logprob) in enumerate(children[at][: growth.task.width]):
                     offered.append((rank, -above - logprob, node, twin, logprob))
                 at += 1
             offered.sort()
-            growth.advance(fresh + self._add_twins(growth, offered[: max(0, room - len(fresh))], known))
+            growth.advance(fresh + self._add_twins(growth, offered[: max(0, room - len(fresh))]))
         return worth_expanding(growing)
 
     def _children(
@@ -204,19 +210,17 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         twins = [[(to_target[token], logprob) for token, logprob in row if to_target[token] >= 0] for row in own]
         return [row[:width] for row in twins], best
 
-    def _add_twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
+    def _add_twins(self, growth: _SpelledGrowth, offered: Seq[_Offer]) -> list[int]:
         """Add tokens that have a twin; returns the new own nodes."""
         fresh = []
         for rank, _, parent, token, logprob in offered:
             anchor = growth.offer(growth.anchors[parent], token, math.exp(logprob), rank)
             if anchor >= 0:
                 fresh.append(growth.add(parent, self._bridge.to_draft[token], anchor))
-                likelihoods.append(logprob)
+                growth.likelihoods.append(logprob)
         return fresh
 
-    def _add_spelled(
-        self, growth: Growth, parent: int, token: int, chance: float, likelihoods: list[float]
-    ) -> list[int]:  # fmt: skip
+    def _add_spelled(self, growth: _SpelledGrowth, parent: int, token: int, chance: float) -> list[int]:
         """Add a draft token as the path of the target's tokens for its text; returns the new own node, if any."""
         anchor = growth.anchors[parent]
         path, parts = growth.tree.path_tokens(anchor), self._bridge.spelled(token)
@@ -226,5 +230,5 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
             anchor = growth.offer(anchor, part, REST_OF_TOKEN_CHANCE if i else chance)
             if anchor < 0:
                 return []
-        likelihoods.append(math.log(max(chance, 1e-9)))
+        growth.likelihoods.append(math.log(max(chance, 1e-9)))
         return [growth.add(parent, token, anchor)]

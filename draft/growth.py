@@ -161,7 +161,7 @@ def _reached(growth: Growth) -> float:
     return max(growth.tree.scores[growth.anchors[node]] for node in growth.frontier)
 
 
-def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
+def feed(decoder: TargetDecoder, growths: Seq[Grown]) -> tuple[list[Grown], Tensor | None]:
     """Compute the frontier of every growth; returns the growths that fit, and logits of their frontiers in order, those
     of a growth followed by its rows ahead.
 
@@ -173,7 +173,7 @@ def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Te
     """
     entries: list[BatchEntry] = []
     rows: list[int] = []
-    fed: list[Growth] = []
+    fed: list[Grown] = []
     total = 0
     for growth in growths:
         entry, wanted, chain = _entry(growth)

@@ -120,13 +120,9 @@ class TextCutter:
 
     def __init__(self, rules: TextRules | None) -> None:
         self._stops: list[TextStop] = [] if rules is None else _stops(rules)
-        self._seen = self._safe = 0
-        self._open = ""  # the text after _safe
-
-    @property
-    def safe(self) -> int:
-        """Text before this place is final."""
-        return self._safe
+        self._seen = 0  # characters
+        self.safe = 0  # the text before this place is final
+        self._open = ""  # the text after it
 
     def feed(self, text: str, *, binding: bool = True) -> Cut | None:
         """Append text; returns the cut if a rule holds. binding: False: the text is final whatever the rules say."""
@@ -139,9 +135,9 @@ class TextCutter:
         safe = self._seen
         if binding:
             safe = self._before_break(min((stop.safe for stop in self._stops), default=safe))
-        if safe > self._safe:
-            self._open = self._open[safe - self._safe :]
-            self._safe = safe
+        if safe > self.safe:
+            self._open = self._open[safe - self.safe :]
+            self.safe = safe
         return None
 
     def end(self) -> Cut | None:
@@ -158,11 +154,11 @@ class TextCutter:
         if not found:
             return None
         place, reason = min(found, key=lambda each: each[0])
-        return Cut(self._before_break(max(place, self._safe)), self._seen, reason)
+        return Cut(self._before_break(max(place, self.safe)), self._seen, reason)
 
     def _before_break(self, place: int) -> int:
         """``place``, or the place before it if that would split CRLF."""
-        inside = place - self._safe
+        inside = place - self.safe
         return place - 1 if inside > 0 and self._open[inside - 1] == "\r" else place
 
 
