@@ -63,7 +63,7 @@ class RequestPreparation:
 
         Raises:
             InvalidRequestError: the model cannot be constrained by grammars.
-            QueueFullError: too many grammars wait.
+            QueueFullError: too many grammars of its key wait.
         """
         if request.grammar is not None:
             return self._grammars.start(request.grammar, request.cache_salt)

@@ -169,10 +169,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 MAX_CACHED = 64
 """Compiled grammars that are kept, refused ones included."""
-MAX_PENDING = 1024
-"""Grammars that wait for the compiler: 64 MiB of text at most."""
 MAX_PENDING_PER_KEY = 128
-"""Grammars of one key that wait. Keys take turns, so one key's grammars delay another's by one check each."""
+"""Grammars of one key that wait. Keys take turns, so one key's grammars delay another's by one check each. The engine
+bounds those of all keys, since a request waits for each (`RequestPreparation`)."""
 RETRY_S = 5.0
 """The wait that a client is asked for when too many grammars wait."""
 MAX_MESSAGE = 240
@@ -237,7 +236,7 @@ class GrammarCompiler:
 
         Raises:
             InvalidRequestError: the model names no end token.
-            QueueFullError: too many grammars wait, of this key or of all.
+            QueueFullError: too many grammars of this key wait.
         """
         if not self._eos_ids:
             raise InvalidRequestError.of(
@@ -304,16 +303,13 @@ class GrammarCompiler:
             raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
 
     def _check_room(self, key: str) -> None:
-        for name, jobs in list(self._jobs.items()):
-            waiting = deque(job for job in jobs if not job.future.cancelled())
-            if waiting:
-                self._jobs[name] = waiting
-            else:
-                del self._jobs[name]
-        if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:
+        """Drop the cancelled grammars of ``key``, and refuse a further one if too many are left."""
+        jobs = self._jobs.get(key, deque())
+        waiting = [job for job in jobs if not job.future.cancelled()]
+        if len(waiting) >= MAX_PENDING_PER_KEY:
             raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S, "grammars of one key")
-        if sum(map(len, self._jobs.values())) >= MAX_PENDING:
-            raise QueueFullError(MAX_PENDING, RETRY_S, "grammars")
+        jobs.clear()
+        jobs.extend(waiting)
 
     def _enqueue(self, key: str | None, work: Callable[[], Result]) -> Future[Result]:
         """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done.
