@@ -7,7 +7,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -128,8 +129,10 @@ def _parts(path: Path) -> list[Path]:
     """
     stem, _, suffix = path.name.rpartition(".")
     newest, number = path, 0
-    if stem and suffix.isdecimal() and _is_trace(path.with_name(stem)):  # else the number is part of the name
-        newest, number = path.with_name(stem), int(suffix)
+    if stem and suffix.isdecimal():
+        with suppress(ConfigError):  # no trace: the number is part of the name
+            _header(path.with_name(stem))
+            newest, number = path.with_name(stem), int(suffix)
     parts = [path]
     while _header(parts[0]).get("continues"):
         number += 1
@@ -160,14 +163,6 @@ def _header(path: Path) -> dict[str, Any]:
     if not isinstance(header.get("controller"), dict):
         raise ConfigError(f"{path}: line 1 has no arguments of the controller; the file was altered")
     return header
-
-
-def _is_trace(path: Path) -> bool:
-    try:
-        _header(path)
-    except ConfigError:
-        return False
-    return True
 
 
 def _steps(path: Path) -> Iterator[StepTrace]:
@@ -239,45 +234,38 @@ class TraceLog:
                 logger.error("the trace file could not be completed (%s)", error)
 
 
-@dataclass(slots=True)
-class ReplayReport:
-    """The result of a replay."""
-
-    steps: int = 0  # decided again
-    differences: list[str] = field(default_factory=list)  # one line per decision that differs
-
-
-def replay_file(path: Path) -> ReplayReport:
+def replay_file(path: Path) -> Replay:
     """Repeat the decisions of the run whose last trace file is ``path``.
 
     Raises:
         ConfigError: the file is no trace, or lacks the values that a replay needs.
     """
     parts = _parts(path)
-    report = ReplayReport()
     try:
-        replay = _Replay(Controller.from_dict(_header(parts[0])["controller"]), report)
+        replay = Replay(Controller.from_dict(_header(parts[0])["controller"]))
         for step in chain.from_iterable(map(_steps, parts)):
             if step.replay:
                 replay.step(step.replay, step.step)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
-    if not report.steps:
+    if not replay.steps:
         raise ConfigError(f"{path}: has no step to replay; record requests in mode AUTO with --trace-file")
-    return report
+    return replay
 
 
-class _Replay:
+class Replay:
     """Repeats recorded decisions with ``controller``, which observes the recorded outcomes in the recorded order."""
 
-    def __init__(self, controller: Controller, report: ReplayReport) -> None:
-        self._controller, self._report = controller, report
+    def __init__(self, controller: Controller) -> None:
+        self.steps = 0  # decided again
+        self.differences: list[str] = []  # one line per decision that differs
+        self._controller = controller
         self._histories: dict[int, SequenceHistory] = {}
         self._unobserved: tuple[StepInputs, Plan, Outcome] | None = None  # the last step
 
     def step(self, record: Mapping[str, Any], number: int) -> None:
-        """Repeat the decision of a `step_record` and report differences; its proposals are used in any case."""
-        self._report.steps += 1
+        """Repeat the decision of a `step_record` and note differences; its proposals are used in any case."""
+        self.steps += 1
         if not record["late"]:
             self._observe()
         controller, sequences = self._controller, [self._inputs(values) for values in record["sequences"]]
@@ -290,7 +278,7 @@ class _Replay:
                 recorded = list(map(DraftDecision, record["decisions"][name]))
                 if request.decisions != recorded:
                     made, was = list(map(str, request.decisions)), list(map(str, recorded))
-                    self._report.differences.append(f"step {number}: {name} {made}, recorded {was}")
+                    self.differences.append(f"step {number}: {name} {made}, recorded {was}")
                 trees = [
                     None if nodes is None else _tree(name, one.pending, nodes)
                     for one, nodes in zip(sequences, record["trees"][name], strict=True)
@@ -301,7 +289,7 @@ class _Replay:
                 )
             plan = controller.decide(step)
         if plan.kept != record["kept"]:
-            self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record['kept']}")
+            self.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record['kept']}")
         self._observe()
         self._unobserved = step, plan, Outcome(**record["outcome"])
 

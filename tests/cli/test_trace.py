@@ -9,6 +9,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,7 +18,7 @@ from rich.console import Console
 import specdec.control.trace
 from specdec.cli.main import cli
 from specdec.cli.trace import TraceSummary, show_trace
-from specdec.control.trace import ReplayReport, TraceWriter
+from specdec.control.trace import TraceWriter
 from specdec.core.types import DrafterTrace, StepTrace, trace_dict, trace_step
 from tests.fake_engine import fake_step
 from tests.server.harness import running_server, stream_request
@@ -102,7 +103,8 @@ def test_replay_prints_the_first_difference_and_sets_its_exit_code(
 ) -> None:
     file = trace_file(tmp_path / "trace", [fake_step(1)])
     results = []
-    for report in (ReplayReport(3), ReplayReport(3, ["step 2: a", "step 3: b"])):
+    for differences in ([], ["step 2: a", "step 3: b"]):
+        report = SimpleNamespace(steps=3, differences=differences)
         monkeypatch.setattr(specdec.control.trace, "replay_file", lambda path, report=report: report)
         results.append(invoke("replay", file))
     same, other = results
