@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,122 +234,84 @@ class _Loader:
         self._tensors, self._paths = read_tensors(folder)
         self._dtype: RoundedKind = "int8" if dtype == "auto" else dtype
         self._target = target
+        self._known = {*_TABLES, *_TRAINING_ONLY}  # names of tensors that belong to the head; those read are added
+        self._normed = any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in self._tensors)
 
-    def _check(self) -> None:
-        """Raise unless every expected tensor exists with the right shape, and there is no unknown tensor."""
-        matrices, norms = self._matrices(), self._norms()
-        expected = {name + ".weight": shape for name, shape in (matrices | norms).items()}
-        known = {*expected, *_TABLES, *_TRAINING_ONLY, *(name + ".bias" for name in matrices)}
-        others = [n for n in self._tensors if n not in known and "rotary_emb" not in n]
-        if others:
-            raise UnsupportedModelError(
-                f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
-            )
+    def load(self, target_embed: Tensor) -> HeadModel:
+        """The packed head. Every tensor is checked as it is read; none may be left unread."""
         if _FIRST_NORM + ".weight" not in self._tensors:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
-        for name, shape in expected.items():
-            if name not in self._tensors:
-                raise ModelError(
-                    f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
-                )
-            found = self._shape(name)
-            if name == "fc.weight" and found != shape:
-                raise ModelError(
-                    f"{self._folder}: tensor fc.weight has shape {list(found)}, {list(shape)} is called for: "
-                    f"{len(self._config.aux_layers)} features of the target's hidden size {self._target.hidden_size}; "
-                    "use a head trained for this target"
-                )
-            self._check_shape(name, found, shape)
-            bias = name.removesuffix(".weight") + ".bias"
-            if bias in self._tensors:
-                self._check_shape(bias, self._shape(bias), shape[:1])
-        size = sum(math.prod(shape) for shape in matrices.values()) * _BYTES[self._dtype]
-        check_memory(str(self._folder), size, self._dtype)
-
-    def load(self, target_embed: Tensor) -> HeadModel:
-        """The packed head, once all of its tensors are checked."""
-        self._check()
-        norms = self._config.features_norms
-        return HeadModel(
+        matrices = [t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in self._known]
+        check_memory(str(self._folder), sum(matrices) * _BYTES[self._dtype], self._dtype)
+        hidden, norms = self._config.model.hidden_size, self._config.features_norms
+        width = len(self._config.aux_layers) * self._target.hidden_size
+        head = HeadModel(
             config=self._config,
             target_vocab=self._target.vocab_size,
             embed=self._embed(target_embed),
-            features_norm=torch.stack([self._norm(name) for name in norms]) if norms else None,
-            fc=self._linear("fc"),
-            embed_norm=self._norm(_EMBED_NORM),
+            features_norm=torch.stack([self._norm(name, width // len(norms)) for name in norms]) if norms else None,
+            fc=self._linear({"fc": hidden}, width),
+            embed_norm=self._norm(_EMBED_NORM, hidden),
             layers=tuple(self._layer(at) for at in range(self._config.model.n_layers)),
-            final_norm=self._norm("norm"),
-            lm_head=self._linear("lm_head"),
+            final_norm=self._norm("norm", hidden),
+            lm_head=self._linear({"lm_head": self._rows}, hidden),
             target_ids=self._target_ids(),
             digest=f"{fingerprint_files([self._folder / 'config.json', *self._paths])} {self._dtype}",
         )
+        others = [name for name in self._tensors if name not in self._known and "rotary_emb" not in name]
+        if others:
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
+            )
+        return head
 
     def _layer(self, at: int) -> HeadLayer:
-        layer = f"layers.{at}."
-        normed = layer + "self_attn.q_norm.weight" in self._tensors
+        c, attention, mlp = self._config.model, f"layers.{at}.self_attn.", f"layers.{at}.mlp."
+        q, hidden, ffn = c.q_size, c.hidden_size, c.intermediate_size
+        # Only the first layer also norms an embedding, and reads it.
+        hidden_norm = f"layers.{at}.input_layernorm" if at else _FIRST_NORM
+        rows = {attention + "q_proj": q, attention + "k_proj": c.kv_size, attention + "v_proj": c.kv_size}
         return HeadLayer(
-            hidden_norm=self._norm(self._hidden_norm(at)),
-            qkv=self._linear(*(f"{layer}self_attn.{part}_proj" for part in "qkv")),
-            q_norm=self._norm(layer + "self_attn.q_norm") if normed else None,
-            k_norm=self._norm(layer + "self_attn.k_norm") if normed else None,
-            o=self._linear(layer + "self_attn.o_proj"),
-            mlp_norm=self._norm(layer + "post_attention_layernorm"),
-            gate_up=self._linear(layer + "mlp.gate_proj", layer + "mlp.up_proj"),
-            down=self._linear(layer + "mlp.down_proj"),
+            hidden_norm=self._norm(hidden_norm, hidden),
+            qkv=self._linear(rows, hidden if at else 2 * hidden),
+            q_norm=self._norm(attention + "q_norm", c.head_dim) if self._normed else None,
+            k_norm=self._norm(attention + "k_norm", c.head_dim) if self._normed else None,
+            o=self._linear({attention + "o_proj": hidden}, q),
+            mlp_norm=self._norm(f"layers.{at}.post_attention_layernorm", hidden),
+            gate_up=self._linear({mlp + "gate_proj": ffn, mlp + "up_proj": ffn}, hidden),
+            down=self._linear({mlp + "down_proj": hidden}, ffn),
         )
 
-    @staticmethod
-    def _hidden_norm(at: int) -> str:
-        """Name of the norm of layer ``at``'s hidden state: only the first layer also norms an embedding."""
-        return f"layers.{at}.input_layernorm" if at else _FIRST_NORM
-
-    def _norms(self) -> dict[str, tuple[int, ...]]:
-        c = self._config.model
-        layers = range(c.n_layers)
-        names = [_EMBED_NORM, "norm", *(self._hidden_norm(at) for at in layers)]
-        names += [f"layers.{at}.post_attention_layernorm" for at in layers]
-        norms: dict[str, tuple[int, ...]] = dict.fromkeys(names, (c.hidden_size,))
-        of_heads = [f"layers.{at}.self_attn.{part}_norm" for at in layers for part in "qk"]
-        if any(name + ".weight" in self._tensors for name in of_heads):
-            norms |= dict.fromkeys(of_heads, (c.head_dim,))
-        features = self._config.features_norms
-        width = len(self._config.aux_layers) * self._target.hidden_size // max(1, len(features))
-        return norms | dict.fromkeys(features, (width,))
-
-    def _matrices(self) -> dict[str, tuple[int, ...]]:
-        c = self._config.model
-        hidden, ffn = c.hidden_size, c.intermediate_size
-        matrices: dict[str, tuple[int, ...]] = {"fc": (hidden, len(self._config.aux_layers) * self._target.hidden_size)}
-        for at in range(c.n_layers):
-            layer, inputs = f"layers.{at}.", hidden if at else 2 * hidden
-            matrices |= {
-                layer + "self_attn.q_proj": (c.q_size, inputs),
-                layer + "self_attn.k_proj": (c.kv_size, inputs),
-                layer + "self_attn.v_proj": (c.kv_size, inputs),
-                layer + "self_attn.o_proj": (hidden, c.q_size),
-                layer + "mlp.gate_proj": (ffn, hidden),
-                layer + "mlp.up_proj": (ffn, hidden),
-                layer + "mlp.down_proj": (hidden, ffn),
-            }
-        rows = self._shape("lm_head.weight")[:1] if "lm_head.weight" in self._tensors else (0,)
-        return matrices | {"lm_head": (*rows, hidden)}
+    @property
+    def _rows(self) -> int:
+        """Of the output table, the draft vocabulary."""
+        return next(iter(self._tensors["lm_head.weight"].shape), 0) if "lm_head.weight" in self._tensors else 0
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape and name == "fc.weight":
+            raise ModelError(
+                f"{self._folder}: tensor fc.weight has shape {list(found)}, {list(shape)} is called for: "
+                f"{len(self._config.aux_layers)} features of the target's hidden size {self._target.hidden_size}; "
+                "use a head trained for this target"
+            )
         if found != shape:
             raise ModelError(
                 f"{self._folder}: tensor {name} has shape {list(found)}, config.json calls for {list(shape)}; "
                 "the checkpoint is damaged, fetch it again"
             )
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def _floats(self, name: str) -> Tensor:
-        """``name`` as float32; UnsupportedModelError if it is quantised."""
-        tensor = self._tensors[name]
+    def _floats(self, name: str, *shape: int) -> Tensor:
+        """``name`` as float32, a tensor of ``shape``; UnsupportedModelError if it is quantised."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
+            )
+        self._known.add(name)
+        self._check_shape(name, tuple(tensor.shape), shape)
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {name} has type {tensor.dtype}; use a head in bf16, fp16 or fp32"
@@ -365,19 +327,19 @@ class _Loader:
             )
         return tensor.long()
 
-    def _norm(self, name: str) -> Tensor:
-        return self._floats(name + ".weight")
+    def _norm(self, name: str, width: int) -> Tensor:
+        return self._floats(name + ".weight", width)
 
-    def _linear(self, *names: str) -> PackedLinear:
-        weights = [self._floats(name + ".weight") for name in names]
+    def _linear(self, rows: Mapping[str, int], columns: int) -> PackedLinear:
+        """The matrices of the names in ``rows``, one below the other, each of so many rows."""
+        weights = [self._floats(name + ".weight", n, columns) for name, n in rows.items()]
         bias = None
-        if any(name + ".bias" in self._tensors for name in names):
-            bias = torch.cat([self._bias(name, weight) for name, weight in zip(names, weights, strict=True)])
+        if any(name + ".bias" in self._tensors for name in rows):
+            bias = torch.cat([self._bias(name + ".bias", n) for name, n in rows.items()])
         return pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias, self._dtype)
 
-    def _bias(self, name: str, weight: Tensor) -> Tensor:
-        given = name + ".bias" in self._tensors
-        return self._floats(name + ".bias") if given else torch.zeros(weight.shape[0])
+    def _bias(self, name: str, rows: int) -> Tensor:
+        return self._floats(name, rows) if name in self._tensors else torch.zeros(rows)
 
     def _embed(self, target_embed: Tensor) -> Tensor:
         hidden, name = self._config.model.hidden_size, "embed_tokens.weight"
@@ -388,20 +350,20 @@ class _Loader:
                     f"the head needs {hidden}; use a head that holds its own embedding or one made for this target"
                 )
             return target_embed
-        found = self._shape(name)
+        found = tuple(self._tensors[name].shape)
         if len(found) != 2 or found[0] < self._target.vocab_size or found[1] != hidden:
             raise ModelError(
                 f"{self._folder}: tensor {name} has shape {list(found)}, [{self._target.vocab_size}, {hidden}] is "
                 "called for; use a head trained for this target"
             )
-        return self._floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)
+        return self._floats(name, *found).to(torch.float32 if self._dtype == "fp32" else torch.float16)
 
     def _target_ids(self) -> Tensor | None:
         """The target's ids from ``d2t`` (offsets) or ``t2d`` (a mask of the target's ids), else the identity."""
-        rows, vocab = self._shape("lm_head.weight")[0], self._target.vocab_size
+        rows, vocab = self._rows, self._target.vocab_size
         own = torch.arange(rows)
         if "d2t" in self._tensors:
-            self._check_shape("d2t", self._shape("d2t"), (rows,))
+            self._check_shape("d2t", tuple(self._tensors["d2t"].shape), (rows,))
             name, ids = "d2t", own + self._integers("d2t")
         elif "t2d" in self._tensors and rows != vocab:
             name, ids = "t2d", self._integers("t2d").nonzero().flatten()
