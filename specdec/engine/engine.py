@@ -331,7 +331,7 @@ class Engine:
 
     def learned(self) -> dict[str, Learned]:
         """The controller's estimates by drafter."""
-        return self._speculation.learned()
+        return self._speculation.controller.estimates.learned()
 
     def close(self) -> None:
         """End every request, close the trace file, and write the profile cache and the pages that go to disk."""

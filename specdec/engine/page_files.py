@@ -75,8 +75,8 @@ class PageFiles:
         try:
             self._scan()
             self._others = _other_segments(folder, self._folder)
-            self._n_bytes = sum(segment.n_bytes for segment in self._segments.values())
-            self._n_bytes += sum(n_bytes for _, n_bytes in self._others)
+            own = sum(segment.n_bytes for segment in self._segments.values())
+            self.n_bytes = own + sum(n_bytes for _, n_bytes in self._others)  # of all segments
             self._make_room()
         except BaseException:
             os.close(self._lock)
@@ -87,11 +87,6 @@ class PageFiles:
 
     def __len__(self) -> int:
         return len(self._index)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all segments."""
-        return self._n_bytes
 
     @property
     def capacity_pages(self) -> int:
@@ -125,7 +120,7 @@ class PageFiles:
             self._index[key] = segment, len(segment.keys)
             segment.keys.append(key)
             segment.n_bytes += self.record_bytes
-            self._n_bytes += self.record_bytes
+            self.n_bytes += self.record_bytes
             return self._make_room()
 
     def read(self, key: bytes, buffer: bytearray) -> None:
@@ -178,16 +173,16 @@ class PageFiles:
         if count != self._header_bytes:
             raise OSError(f"{path}: only {count} of {self._header_bytes} bytes were written")
         segment = self._segments[last + 1] = Segment(path, n_bytes=self._header_bytes)
-        self._n_bytes += segment.n_bytes
+        self.n_bytes += segment.n_bytes
         return segment
 
     def _make_room(self) -> list[bytes]:
         """Remove the oldest segments until the bound is kept; returns the lost keys."""
         lost: list[bytes] = []
-        while self._n_bytes > self._max_bytes and (self._others or self._segments):
+        while self.n_bytes > self._max_bytes and (self._others or self._segments):
             if self._others:
                 path, n_bytes = self._others.pop(0)
-                self._n_bytes -= n_bytes
+                self.n_bytes -= n_bytes
                 _remove_unowned(path)
             else:
                 lost += self._remove_oldest()
@@ -199,7 +194,7 @@ class PageFiles:
             self._close_file()
         with suppress(OSError):
             segment.path.unlink(missing_ok=True)
-        self._n_bytes -= segment.n_bytes
+        self.n_bytes -= segment.n_bytes
         lost = [key for place, key in enumerate(segment.keys) if self._index.get(key) == (segment, place)]
         for key in lost:
             del self._index[key]

@@ -102,7 +102,7 @@ class Speculation:
         tables = self.controller.as_dict()
         drafting = {name: table for name, table in tables["drafting"].items() if name not in replaced}
         self._save()
-        learned = {name: found for name, found in self.learned().items() if name not in replaced}
+        learned = {name: found for name, found in self.controller.estimates.learned().items() if name not in replaced}
         if self._parts.learned_file is not None:
             learned = self._parts.learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, StepCosts(tables["verify"], drafting), learned)
@@ -115,10 +115,6 @@ class Speculation:
         if not self._config.enabled or self._parts.load_draft is None:
             raise ConfigError("engine.speculation.enabled: this engine was started without speculation; start it with")
 
-    def learned(self) -> dict[str, Learned]:
-        """The controller's estimates by drafter."""
-        return self.controller.estimates.learned()
-
     def close(self) -> None:
         """Close the trace file and write the estimates."""
         self.trace.close()
@@ -126,7 +122,7 @@ class Speculation:
 
     def _save(self) -> None:
         if self._parts.learned_file is not None:
-            self._parts.learned_file.write(self.drafters, self.learned())
+            self._parts.learned_file.write(self.drafters, self.controller.estimates.learned())
 
     def _new_controller(self, drafters: Seq[Drafter], costs: StepCosts, learned: Mapping[str, Learned]) -> Controller:
         tables = {}
