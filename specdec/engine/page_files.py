@@ -8,7 +8,8 @@ import re
 import struct
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +68,6 @@ class PageFiles:
         self._mutex = threading.Lock()
         self._index: dict[bytes, tuple[Segment, int]] = {}
         self._segments: OrderedDict[int, Segment] = OrderedDict()  # by number, oldest first; the last takes pages
-        self._file: int | None = None  # descriptor of the last segment
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _check_private(self._folder)
@@ -112,9 +112,8 @@ class PageFiles:
         buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
         with self._mutex:
             segment = self._last_segment()
-            if self._file is None:
-                self._file = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
-            count = os.pwrite(self._file, buffer, segment.n_bytes)
+            with _opened(segment.path, os.O_WRONLY | os.O_CREAT) as descriptor:
+                count = os.pwrite(descriptor, buffer, segment.n_bytes)
             if count != len(buffer):  # a full disk; the next write goes to the same place
                 raise OSError(f"{segment.path}: only {count} of {len(buffer)} bytes were written")
             self._index[key] = segment, len(segment.keys)
@@ -133,11 +132,8 @@ class PageFiles:
         """
         segment, place = self._index[key]
         try:
-            descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with _opened(segment.path, os.O_RDONLY) as descriptor:
                 count = os.preadv(descriptor, [buffer], self._header_bytes + place * self.record_bytes)
-            finally:
-                os.close(descriptor)
             fields = key + xxhash.xxh3_64_digest(self.payload(buffer))
             if count != self.record_bytes or buffer[:_FIELDS] != fields:
                 raise DamagedPageError(f"{segment.path}: record {place}")
@@ -153,9 +149,8 @@ class PageFiles:
                 self._remove_oldest()
 
     def close(self) -> None:
-        """Close the files and let another process own the folder."""
+        """Let another process own the folder."""
         with self._mutex:
-            self._close_file()
             os.close(self._lock)
 
     def _last_segment(self) -> Segment:
@@ -163,13 +158,9 @@ class PageFiles:
         last = next(reversed(self._segments), 0)
         if last and self._segments[last].n_bytes + self.record_bytes <= self._segment_bytes:
             return self._segments[last]
-        self._close_file()
         path = self._folder / f"{last + 1:010d}{_SUFFIX}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
             count = os.write(descriptor, self._header)
-        finally:
-            os.close(descriptor)
         if count != self._header_bytes:
             raise OSError(f"{path}: only {count} of {self._header_bytes} bytes were written")
         segment = self._segments[last + 1] = Segment(path, n_bytes=self._header_bytes)
@@ -190,8 +181,6 @@ class PageFiles:
 
     def _remove_oldest(self) -> list[bytes]:
         _, segment = self._segments.popitem(last=False)
-        if not self._segments:
-            self._close_file()
         with suppress(OSError):
             segment.path.unlink(missing_ok=True)
         self.n_bytes -= segment.n_bytes
@@ -199,11 +188,6 @@ class PageFiles:
         for key in lost:
             del self._index[key]
         return lost
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
     def _scan(self) -> None:
         """Index the records of the folder's segments by their headers; the pages themselves are not read."""
@@ -228,8 +212,7 @@ class PageFiles:
             ValueError: it is not a segment of this fingerprint and layout.
             OSError: it cannot be read.
         """
-        descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with _opened(segment.path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
             if os.pread(descriptor, self._header_bytes, 0) != self._header:
                 raise ValueError(f"{segment.path}: not a segment of this cache")
             count = (os.fstat(descriptor).st_size - self._header_bytes) // self.record_bytes
@@ -238,8 +221,16 @@ class PageFiles:
                 fields = os.pread(descriptor, _RECORD_BYTES, self._header_bytes + place * self.record_bytes)
                 sound = xxhash.xxh3_64_digest(fields[:_FIELDS]) == fields[_FIELDS:]
                 segment.keys.append(fields[:KEY_BYTES] if sound else b"")
-        finally:
-            os.close(descriptor)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of the file at ``path``, which is this user's alone if it is new."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _check_private(folder: Path) -> None:
