@@ -125,15 +125,15 @@ class Speculation:
             self._parts.learned_file.write(self.drafters, self.controller.estimates.learned())
 
     def _new_controller(self, drafters: Seq[Drafter], costs: StepCosts, learned: Mapping[str, Learned]) -> Controller:
-        tables = {}
-        for name in (drafter.name for drafter in drafters if drafter.model_based):
-            table = costs.drafting.get(name)
-            guess = CostTable.guess(self._parts.config.max_step_rows, 1.0)
-            tables[name] = guess if table is None else CostTable.from_dict(table)
+        params, guess = self._parts.control_params, CostTable.guess(self._parts.config.max_step_rows, 1.0).as_dict()
         model_based = {drafter.name: drafter.model_based for drafter in drafters}
-        verify = CostTable.from_dict(costs.verify)
+        drafting = [
+            (name, costs.drafting.get(name, guess)) for name, runs_a_model in model_based.items() if runs_a_model
+        ]
+        levels = {name: CostTable.from_dict(table, params) for name, table in drafting}
+        verify = CostTable.from_dict(costs.verify, params)
         tree_rows = {drafter.name: drafter.tree_rows for drafter in drafters if drafter.tree_rows}
-        return Controller(Estimates(model_based, verify, tables, learned, self._parts.control_params, tree_rows))
+        return Controller(Estimates(model_based, verify, levels, learned, params, tree_rows))
 
     def _trace_writer(self, controller: Controller) -> TraceWriter | None:
         """The writer of the configured trace file, which begins with ``controller``: each swap rotates it."""

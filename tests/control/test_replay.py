@@ -14,10 +14,14 @@ from unittest.mock import patch
 
 import pytest
 
+from specdec.control.controller import Controller
+from specdec.control.estimates.costs import CostTable
+from specdec.control.params import DEFAULT_PARAMS
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine import propose
 from specdec.engine.engine import Engine
+from specdec.engine.profile_costs import StepCosts
 from specdec.errors import ConfigError
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
@@ -206,3 +210,11 @@ def test_bug_a_trace_without_replay_data_is_rejected(tmp_path: Path, broken: str
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(ConfigError):
         replay_file(path)
+
+
+def test_an_engine_and_its_replay_have_the_same_constants() -> None:
+    costs = StepCosts(CostTable([1, 2, 8], [0], [[1.0, 2.0, 20.0]]).as_dict())
+    params = replace(DEFAULT_PARAMS, row_price_rows=2)
+    ours = tiny_engine(replace(tiny_parts(), control_params=params, costs=costs))._speculation.controller
+    again = Controller.from_dict(ours.as_dict())
+    assert again.estimates.verify.row_ms(1) == ours.estimates.verify.row_ms(1)
