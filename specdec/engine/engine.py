@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 from draft.head import HeadDrafter
 from specdec.config import WeightDtype
@@ -26,7 +24,7 @@ from specdec.core.types import (
     draw_seed,
     sample_seed,
 )
-from specdec.engine.disk_cache import DiskCache, DiskLoad
+from specdec.engine.disk_cache import DiskCache
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.requests import RequestTable
@@ -101,34 +99,34 @@ class Engine:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        arrival_s, prepared = self._parts.clock() - waited_s, self._preparation.start(request)
-        pages = None
+        arrival_s = self._parts.clock() - waited_s
+        waiting = WaitingRequest(request, arrival_s, self._preparation.start(request))
         if (disk := self._parts.disk) is not None:
             disk.set_idle(False)
             disk.end_loads()
             # A request that will be refused would evict pages for nothing
             full = self._scheduler.is_full or self._preparation.is_full
             if request.pooling is not Pooling.MEAN and not full:  # a mean needs every token's state
-                pages = self._read_pages(disk, request)
-        if (prepared is None or prepared.done()) and pages is None:
-            self._admit(request, arrival_s, prepared)
+                self._read_pages(disk, waiting)
+        if waiting.is_ready:
+            self._admit(waiting)
         else:
-            self._preparation.hold(request, arrival_s, prepared, pages)
+            self._preparation.hold(waiting)
 
-    def _read_pages(self, disk: DiskCache, request: Request, ended: DiskLoad | None = None) -> DiskLoad | None:
-        """Begin to read its pages that only the disk has, or find the load that reads the first of them. None: there is
-        nothing to read, or ``ended``, the load that it waited for, was for this very prompt."""
+    def _read_pages(self, disk: DiskCache, waiting: WaitingRequest) -> None:
+        """Begin to read its pages that only the disk has, or find the load that reads the first of them, unless the one
+        that it waited for was for this very prompt."""
+        request, ended = waiting.request, waiting.pages
         resumed = () if request.resume is None else request.resume.token_ids
         tokens = (*request.prompt_ids, *resumed)
-        if ended is not None and ended.load.tokens == tokens:
-            return None
-        return disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))
+        if ended is None or ended.load.tokens != tokens:
+            waiting.pages = disk.start(tokens, request.cache_salt, reserve=len(self._scheduler.running))
 
-    def _admit(self, request: Request, arrival_s: float, prepared: Future[Any] | None) -> None:
+    def _admit(self, waiting: WaitingRequest) -> None:
         """Queue a prepared request. Raises RequestError if it is refused; any other error ends it with `Failed`."""
+        request = waiting.request
         try:
-            count = request.sampling.n
-            sequences = [self._new_sequence(request, index, arrival_s, prepared) for index in range(count)]
+            sequences = [self._new_sequence(waiting, index) for index in range(request.sampling.n)]
         except RequestError:
             raise
         except Exception as error:
@@ -148,9 +146,10 @@ class Engine:
             else:
                 self._finish(first, first.ending)
 
-    def _new_sequence(self, request: Request, index: int, arrival_s: float, prepared: Future[Any] | None) -> Sequence:
+    def _new_sequence(self, waiting: WaitingRequest, index: int) -> Sequence:
+        request = waiting.request
         try:
-            grammar = self._preparation.grammar(request, prepared)
+            grammar = self._preparation.grammar(waiting)
         except RequestError:
             raise
         except Exception as error:
@@ -160,7 +159,7 @@ class Engine:
             request,
             index,
             sample_seed(request.sampling.seed, index),
-            arrival_s,
+            waiting.arrival_s,
             self._parts.tokenizer,
             vocab_size=self._info.vocab_size,
             max_context=self._info.max_context,
@@ -226,16 +225,15 @@ class Engine:
         """Queue prepared requests while there is room; none is refused because later ones have filled the queue."""
         disk, prepared = self._parts.disk, self._preparation.take_prepared()
         while not self._scheduler.is_full and (waiting := next(prepared, None)) is not None:
-            request = waiting.request
             if disk is not None and waiting.pages is not None:
-                pages = self._read_pages(disk, request, waiting.pages)
-                if pages is not None:
-                    self._preparation.hold(request, waiting.arrival_s, waiting.prepared, pages)
+                self._read_pages(disk, waiting)
+                if not waiting.is_ready:
+                    self._preparation.hold(waiting)
                     continue
             try:
-                self._admit(request, waiting.arrival_s, waiting.prepared)
+                self._admit(waiting)
             except RequestError as error:
-                self._requests.fail(request.request_id, error.reason, str(error), error.details)
+                self._requests.fail(waiting.request.request_id, error.reason, str(error), error.details)
 
     def _finish_unprepared(self, waiting: WaitingRequest, reason: FinishReason) -> None:
         queue_ms = (self._parts.clock() - waiting.arrival_s) * 1e3

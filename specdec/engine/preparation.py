@@ -21,17 +21,17 @@ IDLE_WAIT_S = 0.005
 """Time that a step waits for a preparation if no request runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitingRequest:
-    """A request whose preparation is not done."""
+    """A request before it is admitted."""
 
     request: Request
     arrival_s: float
     """By the engine's clock."""
     prepared: Future[Any] | None
     """Of its grammar or token healing."""
-    pages: DiskLoad | None
-    """Its pages on disk."""
+    pages: DiskLoad | None = None
+    """The load of its pages on disk, or of the first of them."""
 
     @property
     def is_ready(self) -> bool:
@@ -69,32 +69,33 @@ class RequestPreparation:
             return self._grammars.start(request.grammar, request.cache_salt)
         return self._grammars.spelling() if request.healing_prefix else None
 
-    def hold(self, request: Request, arrival_s: float, prepared: Future[Any] | None, pages: DiskLoad | None) -> None:
-        """Keep ``request`` until it is prepared and ``pages`` are cached.
+    def hold(self, waiting: WaitingRequest) -> None:
+        """Keep ``waiting`` until it is ready.
 
         Raises:
             QueueFullError: too many requests wait.
         """
         if self.is_full:
-            self._give_up(request, prepared)
+            self._give_up(waiting)
             raise QueueFullError(self._max_waiting, RETRY_S)
-        self.waiting[request.request_id] = WaitingRequest(request, arrival_s, prepared, pages)
+        self.waiting[waiting.request.request_id] = waiting
 
     def drop(self, request_id: str) -> WaitingRequest | None:
         """Remove a waiting request, and its grammar if no other request waits for it; None: no such request waits."""
         dropped = self.waiting.pop(request_id, None)
         if dropped is not None:
-            self._give_up(dropped.request, dropped.prepared)
+            self._give_up(dropped)
         return dropped
 
-    def _give_up(self, request: Request, prepared: Future[Any] | None) -> None:
-        """Cancel the grammar of ``request``, which does not wait, unless another request waits for it."""
-        shared = any(other.prepared is prepared for other in self.waiting.values())
-        if prepared is not None and request.grammar is not None and not shared:
-            prepared.cancel()
+    def _give_up(self, dropped: WaitingRequest) -> None:
+        """Cancel the grammar of ``dropped``, which does not wait, unless another request waits for it."""
+        shared = any(other.prepared is dropped.prepared for other in self.waiting.values())
+        if dropped.prepared is not None and dropped.request.grammar is not None and not shared:
+            dropped.prepared.cancel()
 
-    def grammar(self, request: Request, prepared: Future[Any] | None) -> TokenGrammar | None:
-        """The grammar of one sample of ``request``, which is prepared. Raises InvalidRequestError if it is refused."""
+    def grammar(self, waiting: WaitingRequest) -> TokenGrammar | None:
+        """The grammar of one sample of ``waiting``, which is prepared. Raises InvalidRequestError if it is refused."""
+        request, prepared = waiting.request, waiting.prepared
         if prepared is None:
             return None
         if (error := prepared.exception()) is not None:  # raised for every request of the grammar
