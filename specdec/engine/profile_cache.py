@@ -15,50 +15,51 @@ from specdec.control.estimates.learned import Learned
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # of the files; raise it when their content or its meaning changes
+_VERSION = 2  # of the files; raise it when their content or its meaning changes
 
 
 class ProfileCache:
     """JSON values of one ``kind``, valid for one ``key``: weights, types, a machine.
 
-    A damaged or outdated file is ignored, and values that cannot be written are not kept; both are logged.
+    A damaged or outdated file is ignored, and values that cannot be written are not kept; both are logged. What is read
+    was written by this version, as the digest shows.
     """
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
-        self._key = hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
+        self._key = _digest([str(part) for part in key])
         self.path = cache_dir / "controller" / f"{kind}-{self._key[:16]}.json"
 
     def read(self) -> dict[str, Any]:
         """The values; empty if there is no valid file."""
         try:
-            values = json.loads(self.path.read_bytes())
-            if values["version"] != _VERSION or values["key"] != self._key:
-                raise ValueError("made by another version, or for other weights")
-            found: dict[str, Any] = dict(values["values"])
+            found = json.loads(self.path.read_bytes())
+            values: dict[str, Any] = found["values"]
+            if (found["version"], found["key"], found["digest"]) != (_VERSION, self._key, _digest(values)):
+                raise ValueError("damaged, or made by another version or for other weights")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self.refuse(error)
+            logger.warning("%s: ignored, starting without it (%r)", self.path, error)
             return {}
-        return found
-
-    def refuse(self, error: Exception) -> None:
-        """Log that the values are invalid."""
-        logger.warning("%s: ignored, starting without it (%r)", self.path, error)
+        return values
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Replace the values, atomically."""
-        text = json.dumps({"version": _VERSION, "key": self._key, "values": values}, separators=(",", ":"))
+        stored = {"version": _VERSION, "key": self._key, "digest": _digest(values), "values": values}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                temporary.write_text(text, encoding="ascii")
+                temporary.write_text(json.dumps(stored), encoding="ascii")
                 os.replace(temporary, self.path)
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("%s: cannot be written (%s)", self.path, error)
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 _MAX_DRAFTS = 8  # drafters of one target that are kept
@@ -76,15 +77,8 @@ class LearnedProfile:
     def read(self, drafters: Sequence[Drafter]) -> dict[str, Learned]:
         """Estimates of ``drafters`` by name, as far as there are any; they count as a few observations."""
         values = self._file.read()
-        try:
-            return {
-                drafter.name: Learned.from_dict(values[key]).bounded()
-                for drafter in drafters
-                if (key := _key(drafter)) in values
-            }
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            self._file.refuse(error)
-            return {}
+        keys = {drafter.name: _key(drafter) for drafter in drafters}
+        return {name: Learned.from_dict(values[key]).bounded() for name, key in keys.items() if key in values}
 
     def write(self, drafters: Sequence[Drafter], learned: Mapping[str, Learned]) -> None:
         """Update the estimates of ``drafters``; those of others stay."""

@@ -85,12 +85,8 @@ def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], k
     values = kept.read()
     if not values:
         return None
-    try:
-        verify = CostTable.from_dict(values["verify"])
-        levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        kept.refuse(error)
-        return None
+    verify = CostTable.from_dict(values["verify"])
+    levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()}
     if any(drafter.name not in levels for drafter in drafters):
         return None
     checked = _again(verify, _target_forwards(decoder), decoder.settling)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.control.estimates.acceptance import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
 from specdec.control.params import DEFAULT_PARAMS
-from specdec.core.tree import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +40,9 @@ class Learned:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Learned:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError, TypeError, KeyError, OverflowError: no controller produces such values.
-        """
-        cells, pools, agreement = [], [], values["follow"]
-        for cell, hits, trials in values["cells"]:
-            if not (0 <= int(cell) < CELLS and 0 <= hits <= trials and 0 < trials < math.inf):
-                raise ValueError(f"cells: {cell} with {hits} of {trials}")
-            cells.append((int(cell), float(hits), float(trials)))
-        for bucket, steps, tokens, levels, rows in values["pools"]:
-            sound = all(0 <= value < math.inf for value in (steps, tokens, levels, rows))
-            sound = sound and max(tokens, levels, rows) <= MAX_NODES * steps  # per step at most a full tree
-            if not (0 <= int(bucket) < TEMPERATURES and sound and steps > 0 and levels > 0):
-                raise ValueError(f"pools: {bucket} with {steps}, {tokens}, {levels}, {rows}")
-            pools.append((int(bucket), float(steps), float(tokens), float(levels), float(rows)))
-        if agreement is not None and not 0.0 <= float(agreement) <= 1.0:
-            raise ValueError(f"follow: {agreement}")
-        return Learned(cells, pools, agreement)
+        """The inverse of `as_dict`."""
+        cells, pools = (list(map(tuple, values[name])) for name in ("cells", "pools"))
+        return Learned(cells, pools, values["follow"])
 
     def records(self) -> dict[int, DraftRecord]:
         """``pools`` by temperature bucket."""
