@@ -1,4 +1,4 @@
-"""Values that outlast a controller: exact as plain values, of bounded weight, and rejected when invalid."""
+"""Values that outlast a controller: exact as plain values, and of bounded weight."""
 
 from __future__ import annotations
 

@@ -91,12 +91,6 @@ def test_missing_costs_are_measured_again(tmp_path: Path) -> None:
     assert check_costs(parts.decoder, [], kept) is None
 
 
-def test_a_stored_time_that_exceeds_all_current_ones_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = CostTable(ROWS, CONTEXTS, [[*(price(n, c) for n in ROWS[:-1]), 1e308] for c in CONTEXTS])
-    measured(monkeypatch, lambda n, context: 2.0 * price(n, context))
-    assert _again(kept, points(), 0) is None
-
-
 @pytest.mark.parametrize("max_context", [8, 63, 128])
 def test_a_draft_is_measured_within_the_longest_context(max_context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProfileCache, "read", lambda cache: None)
