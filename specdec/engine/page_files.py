@@ -22,8 +22,7 @@ _MAGIC = _MAKE + b"3\n"  # raise the number when the layout changes
 _DIGEST_BYTES = 8  # of XXH3, 64 bits
 _SUFFIX = ".pages"
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # the name of a fingerprint's folder
-_FIELDS = KEY_BYTES + _DIGEST_BYTES  # the page's key, and the digest of its keys and values
-_RECORD_BYTES = _FIELDS + _DIGEST_BYTES  # the fields, then their own digest
+_FIELDS = KEY_BYTES + _DIGEST_BYTES  # before a page's keys and values: its key, and their digest
 _SEGMENTS = 16  # that a full folder is cut into; the oldest is removed at a time
 _MAX_SEGMENT_BYTES = 256 << 20
 
@@ -38,7 +37,7 @@ class Segment:
 
     path: Path
     keys: list[bytes] = field(default_factory=list)
-    """By place of the record; ``b""`` for a damaged one."""
+    """By place of the record."""
     n_bytes: int = 0
 
 
@@ -58,7 +57,7 @@ class PageFiles:
     """
 
     def __init__(self, folder: Path, fingerprint: str, payload_bytes: int, max_bytes: int) -> None:
-        self.record_bytes = _RECORD_BYTES + payload_bytes
+        self.record_bytes = _FIELDS + payload_bytes
         self._header = _MAGIC + fingerprint.encode()[:32].ljust(32) + struct.pack("<Q", payload_bytes)
         self._header_bytes = len(self._header)
         if max_bytes < 2 * (self._header_bytes + self.record_bytes):
@@ -100,7 +99,7 @@ class PageFiles:
     @staticmethod
     def payload(buffer: bytearray) -> memoryview:
         """The part of a record that holds the page's keys and values."""
-        return memoryview(buffer)[_RECORD_BYTES:]
+        return memoryview(buffer)[_FIELDS:]
 
     def append(self, key: bytes, buffer: bytearray) -> list[bytes]:
         """Write the page of ``key``, whose payload is in ``buffer``; returns keys that were removed to make room.
@@ -108,8 +107,7 @@ class PageFiles:
         Raises:
             OSError: it cannot be written; nothing has changed.
         """
-        fields = key + xxhash.xxh3_64_digest(self.payload(buffer))
-        buffer[:_RECORD_BYTES] = fields + xxhash.xxh3_64_digest(fields)
+        buffer[:_FIELDS] = _fields(key, self.payload(buffer))
         with self._mutex:
             segment = self._last_segment()
             with _opened(segment.path, os.O_WRONLY | os.O_CREAT) as descriptor:
@@ -134,8 +132,7 @@ class PageFiles:
         try:
             with _opened(segment.path, os.O_RDONLY) as descriptor:
                 count = os.preadv(descriptor, [buffer], self._header_bytes + place * self.record_bytes)
-            fields = key + xxhash.xxh3_64_digest(self.payload(buffer))
-            if count != self.record_bytes or buffer[:_FIELDS] != fields:
+            if count != self.record_bytes or buffer[:_FIELDS] != _fields(key, self.payload(buffer)):
                 raise DamagedPageError(f"{segment.path}: record {place}")
         except (OSError, DamagedPageError):
             with self._mutex:
@@ -202,8 +199,7 @@ class PageFiles:
         self._segments = OrderedDict(sorted(self._segments.items()))
         for segment in self._segments.values():
             for place, key in enumerate(segment.keys):
-                if key:
-                    self._index[key] = segment, place
+                self._index[key] = segment, place
 
     def _scan_segment(self, segment: Segment) -> None:
         """Fill ``segment`` from its file. A last record that was not written to its end does not count.
@@ -217,10 +213,13 @@ class PageFiles:
                 raise ValueError(f"{segment.path}: not a segment of this cache")
             count = (os.fstat(descriptor).st_size - self._header_bytes) // self.record_bytes
             segment.n_bytes = self._header_bytes + count * self.record_bytes
-            for place in range(count):
-                fields = os.pread(descriptor, _RECORD_BYTES, self._header_bytes + place * self.record_bytes)
-                sound = xxhash.xxh3_64_digest(fields[:_FIELDS]) == fields[_FIELDS:]
-                segment.keys.append(fields[:KEY_BYTES] if sound else b"")
+            starts = range(self._header_bytes, segment.n_bytes, self.record_bytes)
+            segment.keys += [os.pread(descriptor, KEY_BYTES, start) for start in starts]
+
+
+def _fields(key: bytes, payload: memoryview) -> bytes:
+    """The beginning of a record. The digest depends on the key too."""
+    return key + xxhash.xxh3_64_digest(payload, int.from_bytes(key[:8], "little"))
 
 
 @contextmanager

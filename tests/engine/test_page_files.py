@@ -20,7 +20,7 @@ from specdec.core.kv_cache import page_key, root_key
 from specdec.engine import page_files
 from specdec.engine.page_files import DamagedPageError, PageFiles
 
-PAYLOAD, MODEL, OTHER = 388, "ab" * 16, "cd" * 16
+PAYLOAD, MODEL, OTHER = 396, "ab" * 16, "cd" * 16
 ROOM = 1 << 16
 
 
