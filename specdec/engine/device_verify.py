@@ -32,17 +32,14 @@ from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingPolicy, Seque
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutputs:
-    """Results of one tier of steps. The last three tensors are None if no log-probabilities are requested."""
+    """Results of one tier of steps."""
 
     accepted: AcceptResult
     tokens: Tensor
     """int32 [samples]"""
-    chosen: Tensor | None
-    """float64 [samples], log-probability of the token"""
-    ids: Tensor | None
-    """int32 [samples, top], the best tokens"""
-    values: Tensor | None
-    """float64 [samples, top], their log-probabilities"""
+    logprobs: tuple[Tensor, Tensor, Tensor] | None
+    """Those of the tokens, float64 [samples]; the best tokens, int32 [samples, top], and theirs, float64
+    [samples, top]. None: not requested."""
     mirror: HostMirror
     """Copies in CPU memory."""
 
@@ -51,14 +48,14 @@ class DeviceOutputs:
         """top: number of best tokens per row; None: no log-probabilities."""
         accepted = AcceptResult.allocate(entries, max_depth, device)
         tokens = torch.full((samples,), NO_TOKEN, dtype=torch.int32, device=device)
-        if top is None:
-            return DeviceOutputs(accepted, tokens, None, None, None, HostMirror([accepted.for_host]))
-        chosen = torch.zeros(samples, dtype=torch.float64, device=device)
-        ids = torch.zeros(samples, top, dtype=torch.int32, device=device)
-        values = torch.zeros(samples, top, dtype=torch.float64, device=device)
-        return DeviceOutputs(
-            accepted, tokens, chosen, ids, values, HostMirror([accepted.for_host, chosen, ids, values])
-        )
+        logprobs = None
+        if top is not None:
+            logprobs = (
+                torch.zeros(samples, dtype=torch.float64, device=device),
+                torch.zeros(samples, top, dtype=torch.int32, device=device),
+                torch.zeros(samples, top, dtype=torch.float64, device=device),
+            )
+        return DeviceOutputs(accepted, tokens, logprobs, HostMirror([accepted.for_host, *(logprobs or ())]))
 
     def accepted_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Counts [entries]; rows and emitted tokens [entries, max_depth + 1], see `AcceptResult`."""
@@ -67,7 +64,7 @@ class DeviceOutputs:
         rows, emitted = flat[entries:].reshape(2, entries, width)
         return flat[:entries], rows, emitted
 
-    def logprobs(self, sample: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+    def logprobs_of(self, sample: int, top: int) -> tuple[float, list[tuple[int, float]]]:
         """The log-probability of a sample's token, and the best ``top`` tokens with theirs."""
         _, chosen, ids, values = self.mirror.arrays
         pairs = zip(ids[sample, :top].tolist(), values[sample, :top].tolist(), strict=True)
@@ -134,8 +131,8 @@ class DeviceVerifier(StepVerifier):
         """Queue the rest of a step: sample every logit row, accept, move the accepted KV, copy to the host."""
         pool = self._decoder.pool
         sampling.sample(logits, table, needs, self._workspace, outputs.tokens)
-        if outputs.ids is not None and outputs.chosen is not None and outputs.values is not None:
-            sampling.logprobs(logits, outputs.tokens, self._workspace, outputs.chosen, outputs.ids, outputs.values)
+        if outputs.logprobs is not None:
+            sampling.logprobs(logits, outputs.tokens, self._workspace, *outputs.logprobs)
         result = outputs.accepted
         accept(step, step.root_row, step.tokens, outputs.tokens, step.sample_start, result, n_pages=pool.pages)
         move_kv(pool.k, pool.v, result.move_source, result.move_target, result.n_moves)
@@ -196,7 +193,7 @@ def _accepted(
         if top is not None:
             at = [rows.offsets[i] + node for node in (0, *acceptance.nodes)]
             acceptance.logprobs = [
-                TokenLogprobs(token, *outputs.logprobs(sample, top))
+                TokenLogprobs(token, *outputs.logprobs_of(sample, top))
                 for token, sample in zip(acceptance.tokens, at, strict=False)
             ]
     return found

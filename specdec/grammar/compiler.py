@@ -19,10 +19,10 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from llguidance import LLTokenizer
 
 from specdec.child_python import module_command, module_environment
+from specdec.core.sampling import token_mask
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
@@ -373,8 +373,7 @@ def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Seque
         raise InvalidRequestError.of(
             "sampling.allowed_token_ids", f"with a grammar it must hold an end token ({ends}); add it"
         )
-    ids = np.asarray(allowed, np.int64)
-    if not (mask[ids >> 5] >> (ids & 31).astype(np.uint32) & 1).any():
+    if not (mask & token_mask(allowed, 32 * mask.size)).any():
         raise InvalidRequestError.of(
             "sampling.allowed_token_ids", "none of them can begin an output of the grammar; allow more"
         )
