@@ -31,14 +31,14 @@ def children(contexts: Seq[Context], width: int) -> list[Child[Context]]:
 def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, int, Context]]]]:
     for automaton, state, length in contexts:
         counts = automaton.counts
-        options = [(token, target) for token, target in automaton.followers(state) if token >= 0]
-        while not options and state > 0:  # the end of a text: shorter contexts may occur elsewhere too
-            state = automaton.links[state]
-            length = automaton.lengths[state]
+        while state > 0:
             options = [(token, target) for token, target in automaton.followers(state) if token >= 0]
-        if state > 0:
-            behind = length + 1
-            yield length, [(token, counts[target], (automaton, target, behind)) for token, target in options]
+            if options:
+                behind = length + 1
+                yield length, [(token, counts[target], (automaton, target, behind)) for token, target in options]
+                break
+            state = automaton.links[state]  # the end of a text: shorter contexts may occur elsewhere too
+            length = automaton.lengths[state]
 
 
 OWN_TOKENS = (
