@@ -54,8 +54,9 @@ class DrafterManager:
         self._faults = dict.fromkeys(self._drafters, 0)
         self._suspended_until = dict.fromkeys(self._drafters, -math.inf)
 
-    def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
-        """A sequence starts. allowed: drafters that may propose for it; None: all."""
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence starts. Of the drafters that its request names, those that can draft for it begin."""
+        allowed = sequence.request.speculation.drafters if sequence.drafts else ()
         begun = [d for d in self._drafters.values() if selects(allowed, d.name) and self._serves(d, sequence)]
         self._begun[sequence] = begun
         self._enabled[sequence] = {d.name for d in begun}
@@ -89,11 +90,11 @@ class DrafterManager:
                 logger.exception("drafter %s failed between requests", name)
         return is_behind
 
-    def may_draft(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> bool:
-        """Whether any drafter may propose for a sequence, also before `begin`; ``allowed`` as there."""
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Whether any drafter may propose for a sequence that drafts, also before `begin`."""
         if sequence in self._begun:
             return bool(self._enabled[sequence])
-        return any(selects(allowed, name) for name in self._drafters)
+        return any(selects(sequence.request.speculation.drafters, name) for name in self._drafters)
 
     def may_propose(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for the sequence now."""

@@ -76,11 +76,11 @@ class Drafting:
         """A sequence starts."""
         if sequence.drafts:
             sequence.history = self.controller.enter(sequence.request.sampling.temperature)
-        self._manager.begin(sequence, sequence.request.speculation.drafters if sequence.drafts else ())
+        self._manager.begin(sequence)
 
     def want(self, sequence: Sequence) -> int:
         """Maximum draft nodes of ``sequence`` in a step: at most what it may still emit."""
-        if not sequence.drafts or not self._manager.may_draft(sequence, sequence.request.speculation.drafters):
+        if not sequence.drafts or not self._manager.may_draft(sequence):
             return 0
         return max(0, min(sequence.max_nodes, sequence.room - 1)) if sequence.max_depth else 0
 

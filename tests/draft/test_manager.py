@@ -14,6 +14,7 @@ from draft.protocol import DraftTask
 from specdec.control.inputs import DraftWork, Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
+from specdec.core.types import SpeculationMode, SpeculationParams
 from tests.draft.helpers import make_sequence, make_task
 from tests.draft.scripted_drafter import Make, Scripted
 
@@ -115,7 +116,7 @@ def scored(tree: TokenTree, first: float, second: float) -> None:
 def begun(panel: DrafterManager, *prompts: Seq[int]) -> list[Sequence]:
     sequences = [make_sequence(list(prompt)) for prompt in prompts]
     for sequence in sequences:
-        panel.begin(sequence, None)
+        panel.begin(sequence)
     return sequences
 
 
@@ -186,13 +187,13 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
     (before,) = begun(panel, [1])
     drafter.raises = {method}
     sequence = make_sequence([2])
-    panel.begin(sequence, None)
+    panel.begin(sequence)
     ask(panel, "d", sequence)
     panel.observe(sequence, [3])
     panel.rewind(sequence)
     drafter.raises = set()
     assert not panel.may_propose("d", sequence)
-    assert not panel.may_draft(sequence, None)
+    assert not panel.may_draft(sequence)
     assert tokens(ask(panel, "d", before, sequence)) == [[1, 5], None]
     seen = len(drafter.calls)
     panel.observe(sequence, [4])
@@ -338,8 +339,8 @@ def test_a_suspended_drafter_still_gets_updates_of_its_sequences() -> None:
 def test_only_allowed_drafters_get_a_sequence() -> None:
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
     panel = DrafterManager([a, b], VOCAB)
-    sequence = make_sequence([0])
-    panel.begin(sequence, ("b",))
+    sequence = make_sequence([0], speculation=SpeculationParams(drafters=("b",)))
+    panel.begin(sequence)
     assert (panel.may_propose("a", sequence), panel.may_propose("b", sequence)) == (False, True)
     panel.observe(sequence, [1])
     panel.end(sequence)
@@ -373,9 +374,9 @@ def test_a_drafter_that_declines_a_sequence_gets_no_updates(fails: bool) -> None
 
 def test_without_allowed_drafters_nothing_is_drafted() -> None:
     panel = DrafterManager([Scripted("a", chain(1))], VOCAB)
-    sequence = make_sequence([0])
-    panel.begin(sequence, ())
-    assert not panel.may_draft(sequence, None)
+    sequence = make_sequence([0], speculation=SpeculationParams(SpeculationMode.OFF))
+    panel.begin(sequence)
+    assert not panel.may_draft(sequence)
     panel.end(sequence)
 
 
@@ -384,9 +385,9 @@ def test_a_failed_drafter_is_notified_of_the_end() -> None:
     bad.raises = {"propose", "end"}
     panel = DrafterManager([bad], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert panel.may_draft(sequence, None)
+    assert panel.may_draft(sequence)
     ask(panel, "bad", sequence)
-    assert not panel.may_draft(sequence, None)
+    assert not panel.may_draft(sequence)
     panel.end(sequence)
     assert bad.calls.count("end") == 1
     assert not panel.may_propose("bad", sequence)
