@@ -159,11 +159,8 @@ class SamplingKernels(Protocol):
     count as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
     """
 
-    def greedy(self, logits: Tensor) -> NDArray[np.int32]:
-        """The lowest id of the largest logit per row, nothing else applied; int32 [rows]."""
-
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
-        """The token each row takes; int32 [rows]."""
+        """The token each row takes; int32 [rows]. Greedy: the lowest id of the largest processed logit."""
 
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int

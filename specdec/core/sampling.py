@@ -169,10 +169,7 @@ class Sampler:
         _check(logits, rows)
         if not rows:
             return SampledRows([], [])
-        if all(row.edits is None and row.policy.temperature == 0 for row in rows):
-            tokens = self._kernels.greedy(logits)
-        else:
-            tokens = self._kernels.sample(logits, rows)
+        tokens = self._kernels.sample(logits, rows)
         if top_logprobs is None or all(top is None for top in top_logprobs):
             return SampledRows(tokens.tolist(), [None] * len(rows))
         return SampledRows(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs))

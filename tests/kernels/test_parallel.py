@@ -41,15 +41,17 @@ import torch
 from tests.kernels.natives import CACHE
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeSampling
+from verify_kernels.sampling import RowSampling, SamplingPolicy
 torch.set_num_threads(1)
 library, logits = load_library(CACHE), torch.randn(40, 3000)
-expected = NativeSampling(library, 1).greedy(logits)
+rows = [RowSampling(SamplingPolicy(0), 0)] * 40
+expected = NativeSampling(library, 1).sample(logits, rows)
 _, most = resource.getrlimit(resource.RLIMIT_STACK)
 resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, most))  # of threads that start from now on
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20),) * 2)  # less than a thread's stack
 for _ in range(3):
-    assert (NativeSampling(library, 8).greedy(logits) == expected).all()
+    assert (NativeSampling(library, 8).sample(logits, rows) == expected).all()
 """
 
 

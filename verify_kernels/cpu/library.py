@@ -40,7 +40,6 @@ BUILD_TIMEOUT_S = 300
 _LOGITS = (c_void_p, c_int64, c_int, c_int, c_int)  # pointer, row stride, rows, vocabulary, threads
 # Argument types of the functions that return nothing and are not called through a bound record
 _SIGNATURES = {
-    "sd_sample_greedy": (*_LOGITS, c_void_p),
     "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
     "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),

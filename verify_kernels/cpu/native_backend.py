@@ -253,11 +253,6 @@ class NativeSampling:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
 
-    def greedy(self, logits: Tensor) -> NDArray[np.int32]:
-        tokens = np.empty(logits.shape[0], np.int32)
-        self._library.sd_sample_greedy(*self._where(logits), tokens.ctypes.data)
-        return tokens
-
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
         tokens = np.empty(len(rows), np.int32)
         records, path = _pack(rows)

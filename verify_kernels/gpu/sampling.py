@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -77,14 +76,14 @@ def compile_cases() -> list[CompileCase]:
         _case("apply_edits", apply_edits_kernel, block, EDIT),
         _case("undo_edits", undo_edits_kernel, block, EDIT),
     ]
-    for size, (variant, table, masks) in product(SamplingPlan.SIZES, _forms()):
+    forms = [(variant, masks) for variant in VARIANTS for masks in (False, True) if variant != LOGPROBS or not masks]
+    for size, (variant, masks) in product(SamplingPlan.SIZES, forms):
         plan = SamplingPlan(1, *size)
-        form = f"{variant.name}{'' if table else ' without table'}{' masked' if masks else ''}"
-        name = f"{form} {plan.tokens} x {plan.segments}"
+        name = f"{variant.name}{' masked' if masks else ''} {plan.tokens} x {plan.segments}"
         constants = {
             "NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide, "MASK": masks,
             "GROUPS": plan.groups, "GROUP": plan.group, "BLOCKS": plan.segments * plan.groups,
-            "TOKENS": plan.tokens, "SPLITS": plan.segments, **_absent(variant, table, masks),
+            "TOKENS": plan.tokens, "SPLITS": plan.segments, **_absent(variant, masks),
         }  # fmt: skip
         long = constants | {"COLUMNS": plan.columns(False)}
         short = constants | {"COLUMNS": plan.columns(True)}
@@ -100,25 +99,14 @@ def compile_cases() -> list[CompileCase]:
     return cases
 
 
-def _forms() -> Iterator[tuple[SamplingVariant, bool, bool]]:
-    """Variant, whether there is a table, whether there are masks."""
-    for variant in VARIANTS:
-        if not variant.noise:
-            yield variant, False, False
-        if variant.noise or variant == GREEDY:
-            yield variant, True, False
-            yield variant, True, True
-
-
-def _absent(variant: SamplingVariant, table: bool, masks: bool) -> dict[str, Any]:
+def _absent(variant: SamplingVariant, masks: bool) -> dict[str, Any]:
     """Arguments that are None in a form."""
-    names = [] if table else ["temperature"]
-    names += [] if variant.noise else _NOISE
+    names = [] if variant.noise else [*_NOISE]
     names += [] if variant.filters else [*_FILTERS, "bound", "spare"]
     names += [] if masks else _MASKS
     names += [] if variant.needs_peak else ["peak", "weights"]
     names += [] if variant.wide else ["values"]
-    names += [] if variant == LOGPROBS else ["tokens", "chosen"]
+    names += ["temperature"] if variant == LOGPROBS else ["tokens", "chosen"]
     return dict.fromkeys(names)
 
 
@@ -141,23 +129,15 @@ def _case(
     )
 
 
-def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None:
-    """The lowest id of each row's largest logit, -1 where none is live. Two launches.
-
-    logits: float32 [rows, vocab], unit stride in a row, of ``workspace``'s vocabulary and at most its rows. tokens:
-    int32 [rows].
-    """
-    _run(GREEDY, logits, None, False, workspace, 1, tokens, None)
-
-
 def sample(
     logits: Tensor, table: SamplingTable, needs: SamplingNeeds, workspace: SamplingWorkspace, tokens: Tensor
 ) -> None:
     """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
-    them. needs: what `SamplingNeeds.of` said, or more. logits, workspace and tokens: as in `greedy`; rows do not
-    overlap. ``table`` has at least as many rows as the logits; the rest are ignored.
+    them. needs: what `SamplingNeeds.of` said, or more. logits: float32 [rows, vocab], unit stride in a row, of
+    ``workspace``'s vocabulary and at most its rows, which do not overlap. tokens: int32 [rows]. ``table`` has at least
+    as many rows as the logits; the rest are ignored.
     """
     variant = FILTERED if needs.filters else NOISY if needs.noise else GREEDY
     _with_edits(variant, logits, table, needs, workspace, 1, tokens, None)
@@ -186,7 +166,7 @@ def logprobs(
     """log softmax of the logits as they are: of ``tokens`` int32 [rows], and of the best ``top`` per row.
 
     chosen: float64 [rows], -inf where the token is -1; ids: int32 [rows, top], top 0 to 64, by falling probability,
-    -1 beyond the last; values: float64 [rows, top]. Five launches. logits and workspace: as in `greedy`.
+    -1 beyond the last; values: float64 [rows, top]. Five launches. logits and workspace: as in `sample`.
     """
     _run(LOGPROBS, logits, None, False, workspace, ids.shape[1], ids, values, tokens, chosen)
 
@@ -232,7 +212,7 @@ def _run(
     if rows == 0:
         return
     plan, stride, w = workspace.plan, logits.stride(0), workspace
-    absent = _absent(variant, table is not None, masks)
+    absent = _absent(variant, masks)
     columns = ("temperature", *_NOISE, *_FILTERS, *_MASKS)
     t = {name: None if name in absent else getattr(table, name) for name in columns}
     heat, mask = t["temperature"], (t["mask_begin"], t["mask_words"], t["pool"])

@@ -29,13 +29,6 @@ class TritonSampling:
         self._plan_of = plan_of
         self._workspaces: dict[int, SamplingWorkspace] = {}
 
-    def greedy(self, logits: Tensor) -> Ids:
-        """Argmax per row."""
-        here, workspace = self._prepare(logits)
-        tokens = self._ids(here.shape[0])
-        sampling.greedy(here, workspace, tokens)
-        return _host(tokens)
-
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Ids:
         """One token per row."""
         if not rows:

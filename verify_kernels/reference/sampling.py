@@ -19,9 +19,6 @@ LIMIT = np.float32(1e30)
 class ReferenceSampling:
     """`SamplingKernels` in numpy. Filters work on (z falling, id rising) order, of which each keeps a prefix."""
 
-    def greedy(self, logits: Tensor) -> NDArray[np.int32]:
-        return np.asarray([_argmax(live(row)) for row in logits.cpu().numpy()], np.int32)
-
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
         pairs = zip(logits.cpu().numpy(), rows, strict=True)
         return np.asarray([next(iter(self._best(row, how, 1)[0]), NO_TOKEN) for row, how in pairs], np.int32)
@@ -148,8 +145,3 @@ def log_softmax(z: Row, support: Ids) -> NDArray[np.float64]:
     best = z[support[0]]
     normaliser = log_of_weight(int(softmax_weights(z[support] - best).sum()))
     return (z.astype(np.float64) - float(best)) - normaliser + 0.0  # never -0
-
-
-def _argmax(z: Row) -> int:
-    best = int(np.argmax(z))
-    return best if np.isfinite(z[best]) else NO_TOKEN

@@ -23,7 +23,7 @@ WIDTHS = (1, 3, 20)
 def everything(kernels: SamplingKernels, case: Case) -> list[bytes]:
     """Return all outputs of a kernel set for a case, as bytes."""
     tokens = kernels.sample(case.logits, case.rows)
-    results = [tokens, kernels.greedy(case.logits)]
+    results = [tokens]
     for width in WIDTHS:
         results += kernels.children(case.logits, case.rows, width)
         results += kernels.logprobs(case.logits, tokens, width)

@@ -197,7 +197,6 @@ def _sampling(device: torch.device) -> None:
         logits, ids, best = make(rows, vocab), make.ints(rows), (make.ints(rows, 4), make(rows, 4, dtype=torch.float64))
         workspace = SamplingWorkspace.allocate(rows, SamplingPlan.of(vocab), device)
         table = SamplingTable.allocate(rows, 16384, 64, device)
-        sampling.greedy(logits, workspace, ids)
         for flags in itertools.product((False, True), repeat=4):
             needs = SamplingNeeds(*flags)
             sampling.sample(logits, table, needs, workspace, ids)
@@ -219,7 +218,6 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "norm.norm_rows": _rows,
     "quantize.quantize_rows": _quantize,
     "sampling.children": _sampling,
-    "sampling.greedy": _sampling,
     "sampling.logprobs": _sampling,
     "sampling.sample": _sampling,
     "tree_attention.tree_attention": _attention,

@@ -41,7 +41,7 @@ def differences(
     tokens = oracle.sample(logits, rows)
     requested = {
         "sample": lambda k: (k.sample(logits, rows),),
-        "greedy": lambda k: (k.greedy(logits),),
+        "greedy": lambda k: (k.sample(logits, [row(temperature=0.0)] * len(rows)),),
         "children": lambda k: k.children(logits, rows, width),
         "logprobs": lambda k: k.logprobs(logits, tokens, min(width, 20)),
     }

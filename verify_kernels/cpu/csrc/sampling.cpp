@@ -26,13 +26,15 @@ double logprob(float z, float z_max, double normaliser) {
   return ((double)z - (double)z_max) - normaliser + 0.0;  // never -0, which would show the maximum's sign of zero
 }
 
-void write_best(const View& view, const Best& best, const Cut& cut, int32_t* ids, double* values) {
+// Returns the logarithm of the weight that the cut keeps.
+double write_best(const View& view, const Best& best, const Cut& cut, int32_t* ids, double* values) {
   float z_max = view.max / view.temperature;
   double normaliser = log_of_weight(total_weight(view, cut));
   for (int i = 0; i < best.width; ++i) {
     ids[i] = i < best.n ? best.id[i] : -1;
     values[i] = i < best.n ? logprob(best.z[i], z_max, normaliser) : (double)DEAD;
   }
+  return normaliser;
 }
 
 void children_of(const float* raw, int vocab, const sd_sample_row& row, const int32_t* path, int width, int32_t* ids,
@@ -55,23 +57,15 @@ void children_of(const float* raw, int vocab, const sd_sample_row& row, const in
 double logprobs_of(const float* raw, int vocab, int32_t token, int top, int32_t* ids, double* values) {
   View view = make_view(raw, vocab, 0, scratch());
   bool usable = view.max != DEAD && token >= 0 && token < vocab;
-  Best best(top > 0 ? top : 1);
+  Best best(top);
   if (usable && top > 0) scan_plain(view, best);
-  double normaliser = usable ? log_of_weight(total_weight(view, Cut())) : 0;
-  for (int i = 0; i < top; ++i) {
-    ids[i] = i < best.n ? best.id[i] : -1;
-    values[i] = i < best.n ? logprob(best.z[i], view.max, normaliser) : (double)DEAD;
-  }
+  double normaliser = write_best(view, best, Cut(), ids, values);
   return usable ? logprob(view.z(token), view.max, normaliser) : (double)DEAD;
 }
 
 }  // namespace
 
 extern "C" {
-
-void sd_sample_greedy(const float* logits, int64_t ld, int rows, int vocab, int threads, int32_t* out) {
-  for_units(threads, rows, [&](int r) { out[r] = argmax(make_view(logits + r * ld, vocab, 0, scratch())); });
-}
 
 void sd_sample_rows(const float* logits, int64_t ld, int rows, int vocab, int threads, const sd_sample_row* how,
                     const int32_t* path, int32_t* out) {

@@ -85,11 +85,6 @@ def read_rows(table: SamplingTable) -> list[TableRow]:
     return rows
 
 
-def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None:
-    """As `sampling.greedy`."""
-    tokens.copy_(torch.from_numpy(ReferenceSampling().greedy(logits.cpu())))
-
-
 def sample(
     logits: Tensor, table: SamplingTable, needs: SamplingNeeds, workspace: SamplingWorkspace, tokens: Tensor
 ) -> None:
