@@ -56,6 +56,14 @@ class KvTensors:
             if scale is not None:
                 yield scale.unsqueeze(-2)
 
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy what global slots (page * 64 + lane) ``source`` hold to ``target`` in all layers; all are read first."""
+        (from_page, from_lane), (to_page, to_lane) = np.divmod(source, PAGE_SIZE), np.divmod(target, PAGE_SIZE)
+        for lanes in self.lanes():
+            # By numpy, as torch takes several times as long for a few slots. It has no bfloat16, but bits are enough.
+            array = (lanes.view(torch.int16) if lanes.dtype == torch.bfloat16 else lanes).numpy()
+            array[:, to_page, ..., to_lane] = array[:, from_page, ..., from_lane]
+
     def page_bytes(self) -> list[NDArray[np.uint8]]:
         """The memory of every tensor of all layers as [layers, pages, bytes]."""
         return [each.flatten(2).view(torch.uint8).numpy() for each in self._fields() if each is not None]
@@ -172,6 +180,3 @@ class Backend(Protocol):
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""
-
-    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""

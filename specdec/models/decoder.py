@@ -320,4 +320,4 @@ class Decoder:
         return final_norm(self._x[rows], self.weights.final_norm, self.config.norm_eps)
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        self.backend.move_kv(self.pool.tensors, source, target)
+        self.pool.tensors.move(source, target)

@@ -95,7 +95,7 @@ class Loop:
             tokens.append(int(logits[child].argmax()))
         slots = [sequence.pages[s // PAGE_SIZE] * PAGE_SIZE + s % PAGE_SIZE for s in range(root, root + len(tree))]
         source, target = np.array([slots[n] for n in path], np.int64), np.array(slots[: len(path)], np.int64)
-        self.decoder.backend.move_kv(self.decoder.pool.tensors, source, target)
+        self.decoder.move_kv(source, target)
         sequence.tokens += tokens
         sequence.n_computed = len(sequence.tokens) - 1
         self.kv.trim(sequence, len(sequence.tokens))

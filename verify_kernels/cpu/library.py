@@ -45,7 +45,6 @@ _SIGNATURES = {
     "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
     "sd_round_blocks": (c_int, c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p),
     "sd_embed_blocks": (c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_void_p),
-    "sd_move_kv": (c_void_p, c_int, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, ExpertsSpec, KvTensors, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import AttentionSpec, BatchOp, ExpertsSpec, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, DraftKind, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP
@@ -216,13 +216,6 @@ class NativeBackend:
             )
         else:
             np.multiply(table.numpy()[tokens], np.float32(scale), out=out.numpy()[: len(tokens)], dtype=np.float32)
-
-    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        layers, pages, heads, dim, _ = kv.k.shape
-        width, moves = kv.k.dtype.itemsize, (source.ctypes.data, target.ctypes.data, len(source))
-        for pool, planes, size in ((kv.k, dim, width), (kv.v, 1, dim * width), (kv.k_scale, 1, 4), (kv.v_scale, 1, 4)):
-            if pool is not None:
-                self._library.sd_move_kv(pool.data_ptr(), layers, pages, heads, planes, size, *moves)
 
 
 def _padded(weight: PackedLinear) -> int:

@@ -13,7 +13,6 @@ from verify_kernels.backend import (
     AttentionSpec,
     BatchOp,
     ExpertsSpec,
-    KvTensors,
     LinearSpec,
     Prologue,
     RowsOp,
@@ -96,12 +95,6 @@ class ReferenceBackend:
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         out[: len(tokens)] = embedding_rows(table, torch.from_numpy(tokens).long()) * scale
-
-    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy cache rows, one after the other."""
-        for a, b in zip(source.tolist(), target.tolist(), strict=True):
-            for pool in kv.lanes():
-                pool[:, b // PAGE_SIZE, ..., b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, ..., a % PAGE_SIZE]
 
 
 def _product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:

@@ -17,14 +17,14 @@ from specdec.errors import SpecdecError
 from specdec.models.decoder import Decoder
 from tests.engine.tiny_engine import tiny_parts
 from verify_kernels import forward_batch
-from verify_kernels.cpu.native_backend import NativeBackend
+from verify_kernels.backend import KvTensors
 from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
 
 Patch = pytest.MonkeyPatch
 
 
 def accepted_kv_stays_where_it_was(patch: Patch) -> None:
-    patch.setattr(NativeBackend, "move_kv", lambda *args: None)
+    patch.setattr(KvTensors, "move", lambda *args: None)
 
 
 def tree_rows_attend_to_their_slots(patch: Patch) -> None:
