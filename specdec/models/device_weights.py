@@ -28,7 +28,7 @@ from verify_kernels.backend import Prologue
 from verify_kernels.gpu.act import Gate, act_mul
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
 from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, supports_fp8
-from verify_kernels.gpu.linear import linear, linear_fp8
+from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorkspace
 from verify_kernels.gpu.norm import norm_rows
@@ -150,9 +150,10 @@ class Fp8Linear(DeviceLinear):
         rows, scratch = x.shape[0], self._scratch
         q, scale = scratch.floats8(rows, self.k), scratch.scales[:rows]
         quantize_rows(x, q, scale, prologue=prologue, norm=norm, eps=eps)
-        linear_fp8(
-            q, scale, self._weight, self._scale, out, workspace=scratch.workspace, bias=self._bias, residual=residual
-        )
+        linear(
+            q, self._weight, out, workspace=scratch.workspace, scales=(scale, self._scale), bias=self._bias,
+            residual=residual,
+        )  # fmt: skip
 
 
 class Int4Linear(DeviceLinear):

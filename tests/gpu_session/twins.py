@@ -42,7 +42,7 @@ from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
-from verify_kernels.gpu.linear import linear, linear_fp8
+from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind
 from verify_kernels.gpu.norm import norm_rows
@@ -192,7 +192,7 @@ def _layer(n: int, k: int, kind: LinearKind, permuted: bool, device: torch.devic
         def fp8(twin: bool, x: Tensor, out: Tensor, **rest: Any) -> None:
             rows, x_scale = torch.zeros(x.shape, dtype=FP8, device=device), torch.zeros(x.shape[0], device=device)
             row_twin.quantize_rows(x, rows, x_scale)
-            (linear_twin.linear_fp8 if twin else linear_fp8)(rows, x_scale, q, scale, out, **rest)
+            (linear_twin.linear if twin else linear)(rows, q, out, scales=(x_scale, scale), **rest)
 
         return fp8
     half = dense.to(row_type(device))

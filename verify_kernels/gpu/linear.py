@@ -12,7 +12,6 @@ from verify_kernels.gpu.kernel_launch import CompileCase, await_previous, chip_o
 from verify_kernels.gpu.linear_plan import (
     DENSE_KINDS,
     FAMILIES,
-    LinearKind,
     LinearLaunch,
     LinearWorkspace,
     launches,
@@ -142,55 +141,23 @@ def linear(
     out: Tensor,
     *,
     workspace: LinearWorkspace,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
     """out = x weight^T + bias + residual, summed in float32 and rounded once.
 
     x: [rows, k]; weight: [n, k] of x's type; bias: [n]; out, residual: [rows, n], may be the same tensor, but not x.
-    float32, float16 or bfloat16 each.
+    float32, float16 or bfloat16 each. x and weight may also be float8_e4m3fn, which needs compute capability 9.0; then
+    ``scales``, float32 [rows] and [n], are what a row of x (`verify_kernels.gpu.quantize`) and one of the weight
+    (`verify_kernels.gpu.quantized_weights`) are times.
     """
-    _launch(DENSE_KINDS[x.dtype], x, weight, out, None, None, workspace, bias, residual)
-
-
-def linear_fp8(
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    out: Tensor,
-    *,
-    workspace: LinearWorkspace,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> None:
-    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual, summed in float32 and rounded once.
-
-    x: float8_e4m3fn [rows, k] with x_scale float32 [rows] (`verify_kernels.gpu.quantize`); weight: float8_e4m3fn
-    [n, k] with weight_scale float32 [n] (`verify_kernels.gpu.quantized_weights`); bias: [n]; out, residual: [rows, n],
-    may be the same tensor; float32, float16 or bfloat16 each. Needs compute capability 9.0.
-    """
-    _launch("fp8", x, weight, out, x_scale, weight_scale, workspace, bias, residual)
-
-
-def _launch(
-    kind: LinearKind,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    x_scale: Tensor | None,
-    weight_scale: Tensor | None,
-    workspace: LinearWorkspace,
-    bias: Tensor | None,
-    residual: Tensor | None,
-) -> None:
     (rows, k), n = x.shape, weight.shape[0]
-    launch = plan_launch(rows, n, k, kind)
     if rows == 0:
         return
-    chip = chip_of(x.device)
+    launch, chip = plan_launch(rows, n, k, DENSE_KINDS[x.dtype]), chip_of(x.device)
     linear_kernel[launch.grid](
-        x, weight, out, bias, residual, x_scale, weight_scale, workspace.partials, workspace.counters, rows, n, k,
+        x, weight, out, bias, residual, *scales, workspace.partials, workspace.counters, rows, n, k,
         **launch.constants(), EVEN_K=k % launch.order.block_k == 0,
         **launch_options(launch.options(chip), chip),
     )  # fmt: skip
@@ -210,28 +177,27 @@ def compile_cases() -> list[CompileCase]:
                 variants += [(" to fp32", "fp32", True, True), (" ragged", kind, False, True)]
                 if launch.tile == tiles_of(kind)[0]:
                     variants.append((" odd", kind, False, False))
-            cases += [_dense_case(kind, *variant, launch, family) for variant in variants for family in FAMILIES]
+            cases += [
+                _case(kind + suffix, kind, kind, stream, launch, family, even, aligned)
+                for suffix, stream, even, aligned in variants
+                for family in FAMILIES
+            ]
         cases += [
-            _fp8_case(kind, launch, family) for launch in launches("fp8") for family in FAMILIES if family != "amd"
+            _case(f"fp8 to {kind}", "fp8e4nv", kind, kind, launch, family)
+            for launch in launches("fp8")
+            for family in FAMILIES
+            if family != "amd"
         ]
     return cases
 
 
-def _dense_case(
-    kind: str, suffix: str, stream: str, even: bool, aligned: bool, launch: LinearLaunch, family: str
-) -> CompileCase:
+def _case(
+    name: str, operand: str, bias: str, stream: str, launch: LinearLaunch, family: str, even: bool = True,
+    aligned: bool = True,
+) -> CompileCase:  # fmt: skip
+    pointers = {"x": operand, "w": operand, "out": stream, "bias": bias, "residual": stream}
+    scales, scaled = dict.fromkeys(("x_scale", "w_scale"), "fp32"), operand == "fp8e4nv"
     return linear_case(
-        kind + suffix, linear_kernel, launch, family, aligned=aligned,
-        pointers={"x": kind, "w": kind, "out": stream, "bias": kind, "residual": stream},
-        constants={"x_scale": None, "w_scale": None, "EVEN_K": even},
-    )  # fmt: skip
-
-
-def _fp8_case(stream: str, launch: LinearLaunch, family: str) -> CompileCase:
-    return linear_case(
-        f"fp8 to {stream}", linear_kernel, launch, family, constants={"EVEN_K": True},
-        pointers={
-            "x": "fp8e4nv", "w": "fp8e4nv", "x_scale": "fp32", "w_scale": "fp32", "out": stream, "bias": stream,
-            "residual": stream,
-        },
+        name, linear_kernel, launch, family, aligned=aligned, pointers=pointers | (scales if scaled else {}),
+        constants={"EVEN_K": even} | ({} if scaled else dict.fromkeys(scales)),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import SMALL, CompileCase
+from verify_kernels.gpu.kernel_launch import FP8, SMALL, CompileCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,9 @@ class LinearLaunch:
 
 
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
-DENSE_KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+DENSE_KINDS: dict[torch.dtype, LinearKind] = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FP8: "fp8",
+}  # fmt: skip
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
 AT_ONCE = 264  # programs that run at once, two on each of 132 multiprocessors
 SPLITS = (1, 2, 4, 8)  # split counts that are compiled

@@ -19,7 +19,7 @@ from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
-from verify_kernels.gpu.linear import linear, linear_fp8
+from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace, block_k_of
 from verify_kernels.gpu.norm import norm_rows
@@ -99,6 +99,7 @@ def _linear(device: torch.device) -> None:
             for rows in ROWS:
                 linear(make(rows, k), weight, make(rows, n), workspace=workspace)
                 linear(make(rows, k), weight, make(rows, n), workspace=workspace, bias=bias, residual=make(rows, n))
+    _linear_fp8(device)
 
 
 def _linear_fp8(device: torch.device) -> None:
@@ -112,8 +113,8 @@ def _linear_fp8(device: torch.device) -> None:
             )
             for rows in ROWS:
                 x, x_scale, out = make(rows, k, dtype=FP8), make.floats(rows), make(rows, n)
-                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace)
-                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace, bias=bias, residual=out)
+                linear(x, weight, out, workspace=workspace, scales=(x_scale, scale))
+                linear(x, weight, out, workspace=workspace, scales=(x_scale, scale), bias=bias, residual=out)
 
 
 def _linear_int4(device: torch.device) -> None:
@@ -213,7 +214,6 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "kv_ops.move_kv": _kv,
     "kv_ops.write_kv": _kv,
     "linear.linear": _linear,
-    "linear.linear_fp8": _linear_fp8,
     "linear_int4.linear_int4": _linear_int4,
     "norm.norm_rows": _rows,
     "quantize.quantize_rows": _quantize,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, workspace
 from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu.kernel_launch import FP8
-from verify_kernels.gpu.linear import linear_fp8
+from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_plan import plan_launch
 
 SPLIT = (48, 2064)
@@ -30,7 +30,7 @@ def operands(rows: int, n: int, k: int, device: torch.device, seed: int = 0) -> 
 def run(x: Any, x_scale: Any, weight: Any, w_scale: Any, out_type: torch.dtype = torch.float32, **extra: Any) -> Any:
     out = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=out_type, device=x.device)
     space = workspace(*weight.shape, "fp8", x.device)
-    linear_fp8(x, x_scale, weight, w_scale, out, workspace=space, **extra)
+    linear(x, weight, out, workspace=space, scales=(x_scale, w_scale), **extra)
     return out
 
 
@@ -77,7 +77,7 @@ def test_agrees_with_its_twin(device: torch.device) -> None:
     bias = torch.randn(70, device=device)
     expected = torch.empty(20, 70, device=device)
     space = workspace(70, 200, "fp8", device)
-    reference.linear_fp8(x, x_scale, weight, w_scale, expected, workspace=space, bias=bias)
+    reference.linear(x, weight, expected, workspace=space, scales=(x_scale, w_scale), bias=bias)
     y = run(x, x_scale, weight, w_scale, bias=bias)
     if device.type == "cpu":
         assert torch.allclose(y, expected, rtol=1e-4, atol=1e-3)

@@ -14,11 +14,13 @@ def linear(
     out: Tensor,
     *,
     workspace: LinearWorkspace,
+    scales: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
     """out = x weight^T + bias + residual in float32; see `verify_kernels.gpu.linear`."""
-    store(x.float() @ weight.float().t(), out, bias, residual)
+    y = x.float() @ weight.float().t()
+    store(y if scales is None else y * scales[1] * scales[0][:, None], out, bias, residual)
 
 
 def store(y: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
@@ -26,22 +28,6 @@ def store(y: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None) 
     if bias is not None:
         y = y + bias.float()
     out.copy_(y if residual is None else y + residual.float())
-
-
-def linear_fp8(
-    x: Tensor,
-    x_scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    out: Tensor,
-    *,
-    workspace: LinearWorkspace,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> None:
-    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual; see `verify_kernels.gpu.linear`."""
-    y = x.float() @ weight.float().t()
-    store(y * weight_scale * x_scale[:, None], out, bias, residual)
 
 
 def linear_int4(
