@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from verify_kernels.backend import AttentionSpec, KvTensors
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.attention_workspace import WIDE_ROWS
-from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv
 from verify_kernels.gpu.linear_plan import plan_launch
@@ -105,17 +104,9 @@ def _random(like: Tensor, *shape: int) -> Tensor:
 
 
 def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
-    """What no other code replaces: look-ups, post-norms, KV writes and attention."""
+    """What no other code replaces: post-norms, KV writes and attention."""
     c, norm, pool = decoder.config, decoder.model.weights.final_norm, decoder.pool
-    table = cast(Tensor, decoder.model.weights.embed)
     windows = [c.window(i) for i in range(c.n_layers)]
-
-    def looked_up() -> Pairs:
-        ids, out = torch.tensor([0, len(table) - 1, 1, 0], device=table.device), torch.zeros_like(table[:4])
-        gather_rows(table, ids.int(), out, c.embed_scale)
-        yield out, table[ids].float() * c.embed_scale
-        gather_rows(table, ids.int(), out)
-        yield out, table[ids]
 
     def post_normed() -> Pairs:
         x, y = _random(norm, 3, c.hidden_size), _random(norm, 3, c.hidden_size) * 2
@@ -123,7 +114,6 @@ def _forward_checks(decoder: DeviceDecoder) -> Iterator[KernelCheck]:
         norm_rows(y, norm, x, eps=c.norm_eps, adds=True)
         yield x, want
 
-    yield KernelCheck("gather_rows", f"4 rows of {c.hidden_size}", looked_up)
     if c.post_norms:
         yield KernelCheck("norm_rows", f"3 rows of {c.hidden_size}", post_normed)
     wide = WIDE_ROWS - (-WIDE_ROWS * 64 * c.n_kv_heads // c.n_heads)

@@ -24,7 +24,6 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import norm_rows
 from verify_kernels.gpu.tree_attention import tree_attention
@@ -158,7 +157,9 @@ class DeviceNetwork:
         """Compute every row through all layers and write its KV."""
         rows = step.tier.rows
         x = self._x[:rows]
-        gather_rows(cast(Tensor, self._weights.embed), step.tokens, x, self._config.embed_scale)
+        torch.index_select(cast(Tensor, self._weights.embed), 0, step.tokens, out=x)
+        if self._config.embed_scale != 1:
+            x.mul_(self._config.embed_scale)
         self.plan(step)
         for index, layer in enumerate(self._weights.layers):
             self._keep_aux(index, x)
@@ -192,7 +193,7 @@ class DeviceNetwork:
     def logits(self, step: StepArrays) -> Tensor:
         """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""
         chosen, logits = self._chosen[: step.tier.samples], self._logits[: step.tier.samples]
-        gather_rows(self._x[: step.tier.rows], step.logit_rows, chosen)
+        torch.index_select(self._x[: step.tier.rows], 0, step.logit_rows, out=chosen)
         self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
         return logits
 

@@ -84,7 +84,7 @@ NOT_THERE = -1  # padding of indices
 class StepArrays(StepRows):
     """A step on the device: int32 arrays in one stretch of memory.
 
-    Padding entries have no rows, padding rows no entry and no token.
+    Padding entries have no rows, padding rows no entry; a padding token or logit row is the first there is.
     """
 
     root_row: Tensor  # [entries] row of the entry that is its tree's root; -1: none
@@ -124,8 +124,8 @@ class StepArrays(StepRows):
             ("entry_of", batch.entry_of, NOT_THERE),
             ("parent", batch.parent, NOT_THERE),
             ("depth", batch.depth, 0),
-            ("tokens", batch.tokens, NOT_THERE),
-            ("logit_rows", logit_rows, NOT_THERE),
+            ("tokens", batch.tokens, 0),
+            ("logit_rows", logit_rows, 0),
         ):
             array, count = host[name], len(values)
             array[:count] = values

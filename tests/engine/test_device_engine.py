@@ -475,7 +475,7 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
         decoder.compute(step)
         verifier.decide(step, table, needs, decoder.network.logits_of(step.tier.samples), outputs)
     names = [launch.kernel.__name__ for launch in launches]
-    assert names[0] == "gather_rows_kernel"
+    assert names[0] == "scan_paths_kernel"
     assert names[-1] == "move_kv_kernel"
     assert names.count("tree_attention_kernel") == SMALL.n_layers
     assert names.count("choose_kernel") == (1 if top is None else 2)

@@ -94,7 +94,6 @@ def named(launches: list[RecordedLaunch], kernel: str) -> list[Any]:
 
 
 FORWARD: list[tuple[str, Any, str, int]] = [
-    ("gather_rows", device_kernel_checks, "gather_rows", 2),
     ("norm_rows", device_kernel_checks, "norm_rows", 2),
     ("write_kv", network, "write_kv", 0),
     ("tree_attention", network, "tree_attention", 3),

@@ -26,7 +26,7 @@ from tests.gpu_session.session import RESULT, Session, Task, python
 from tests.gpu_session.wheels import COMMANDS, ENGINE, ROOT, TESTS, unpack
 
 KERNELS = (
-    "norm", "act", "gather", "quantize", "write_kv", "accept", "linear", "linear_fp8", "linear_int4",
+    "norm", "act", "quantize", "write_kv", "accept", "linear", "linear_fp8", "linear_int4",
     "attention", "sampling",
 )  # fmt: skip
 TWINS, MODELS, CLI = "tests.gpu_session.twins", "tests.gpu_session.models", "specdec.cli.main"

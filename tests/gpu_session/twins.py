@@ -39,7 +39,6 @@ from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
-from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear
@@ -109,22 +108,6 @@ def act_cases(device: torch.device) -> Cases:
                 return {"out": out}
 
             yield Case(f"9 rows of {width}, {kind}", run)
-
-
-def gather_cases(device: torch.device) -> Cases:
-    """Rows of a table, some that do not exist."""
-    for table_rows, width in ((5, 64), (3000, 896), (32000, 4096)):
-        table = random(device, row_type(device), table_rows, width)
-        index = on(device, [0, table_rows - 1, -1, table_rows, 1])
-
-        def run(twin: bool, table: Tensor = table, index: Tensor = index) -> dict[str, Tensor]:
-            outs = [torch.full((5, table.shape[1]), torch.nan, dtype=table.dtype, device=device) for _ in range(2)]
-            gather = row_twin.gather_rows if twin else gather_rows
-            gather(table, index, outs[0])
-            gather(table, index, outs[1], 8.0)
-            return {"gathered": outs[0], "scaled": outs[1]}
-
-        yield Case(f"5 of {table_rows} rows of {width}", run, EXACT)
 
 
 def quantize_cases(device: torch.device) -> Cases:
@@ -342,7 +325,7 @@ def sampling_cases(device: torch.device) -> Cases:
 
 
 KERNELS: dict[str, Callable[[torch.device], Cases]] = {
-    "norm": norm_cases, "act": act_cases, "gather": gather_cases, "quantize": quantize_cases,
+    "norm": norm_cases, "act": act_cases, "quantize": quantize_cases,
     "write_kv": write_kv_cases, "accept": accept_cases, "attention": attention_cases,
     "linear": linear_cases, "linear_fp8": fp8_cases, "linear_int4": int4_cases, "sampling": sampling_cases,
 }  # fmt: skip

@@ -16,7 +16,6 @@ from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear
@@ -58,10 +57,8 @@ def _rows(device: torch.device) -> None:
     for make in _makers(device):
         for shape in SHAPES:
             hidden = shape.hidden_size
-            gather_rows(make(shape.vocab_size, hidden), make.ints(8), make(8, hidden))
             for adds in (False, True):
                 norm_rows(make(8, hidden), make(hidden), make(8, hidden), eps=1e-6, adds=adds)
-            gather_rows(make(8, hidden), make.ints(3), make(3, hidden))
 
 
 def _act(device: torch.device) -> None:
@@ -210,7 +207,6 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "accept.accept": _trees,
     "act.act_mul": _act,
     "attention_plan.attention_plan": _attention,
-    "gather_rows.gather_rows": _rows,
     "kv_ops.move_kv": _kv,
     "kv_ops.write_kv": _kv,
     "linear.linear": _linear,

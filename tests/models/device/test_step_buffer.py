@@ -45,9 +45,9 @@ def test_a_step_is_padded(given_entries: list[BatchEntry], data: st.DataObject) 
     step = BUFFER.load(batch, wanted, roots, firsts)
     n, b, m, tier = batch.rows, len(given_entries), len(wanted), step.tier
     for name, expected, padding in (
-        ("tokens", batch.tokens, -1), ("parent", batch.parent, -1), ("depth", batch.depth, 0),
+        ("tokens", batch.tokens, 0), ("parent", batch.parent, -1), ("depth", batch.depth, 0),
         ("entry_of", batch.entry_of, -1), ("entry_start", batch.entry_start, n), ("entry_ctx", batch.entry_ctx, 0),
-        ("root_row", roots, -1), ("sample_start", firsts, 0), ("logit_rows", wanted, -1),
+        ("root_row", roots, -1), ("sample_start", firsts, 0), ("logit_rows", wanted, 0),
     ):  # fmt: skip
         there = getattr(step, name)
         assert there.data_ptr() % 16 == 0

@@ -138,7 +138,6 @@ KERNEL_MODULES: tuple[str, ...] = (
     "verify_kernels.gpu.accept",
     "verify_kernels.gpu.act",
     "verify_kernels.gpu.attention_plan",
-    "verify_kernels.gpu.gather_rows",
     "verify_kernels.gpu.kv_ops",
     "verify_kernels.gpu.linear",
     "verify_kernels.gpu.linear_int4",

@@ -40,10 +40,3 @@ def quantize_rows(
     largest = y.abs().amax(dim=1).clamp(min=LEAST)
     scale.copy_(torch.where(sound, largest / FP8_LARGEST, torch.nan))
     q.copy_(torch.where(sound[:, None], (y / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST), 0.0))
-
-
-def gather_rows(table: Tensor, index: Tensor, out: Tensor, scale: float = 1.0) -> None:
-    """out[i] = table[index[i]] * scale, zeros if the row does not exist; see `verify_kernels.gpu.gather_rows`."""
-    known = (index >= 0) & (index < table.shape[0])
-    rows = table[index.clamp(0, table.shape[0] - 1).long()].float()
-    out.copy_(rows.where(known[:, None], 0.0) * scale)
