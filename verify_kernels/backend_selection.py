@@ -24,7 +24,6 @@ from verify_kernels.packed_weights import (
     RoundedKind,
     pack_block_linear,
     pack_linear,
-    rotate,
     round_blocks,
 )
 from verify_kernels.quant_formats import FORMATS, sample_blocks
@@ -84,7 +83,7 @@ def self_test(
     packed = [pack_linear(torch.randn(n, k, generator=generator), None, "int8" if kind == "auto" else kind)]
     if kind == "auto":
         packed += [_block_weight(name) for name in FORMATS]
-    same = all(_linear_rows(backend, weight, generator) for weight in packed) and _int8_exact(backend, generator)
+    same = all(_linear_rows(backend, weight, generator) for weight in packed)
     return "bitwise" if same and _tree_rows(backend, generator, kv_dtype) else "numerical"
 
 
@@ -110,15 +109,6 @@ def _linear_rows(backend: Backend, weight: PackedLinear, generator: torch.Genera
         if not all(torch.equal(dst[i], alone[i]) for i in range(count)):
             return False
     return True
-
-
-def _int8_exact(backend: Backend, generator: torch.Generator) -> bool:
-    """Extreme equal neighbours overflow kernels that add products in int16."""
-    weight = torch.where(torch.rand(64, 512, generator=generator) < 0.5, -1.0, 1.0)
-    weight[:, ::2] = weight[:, 1::2]
-    src, dst = rotate(weight[:2]), torch.zeros(2, 64)  # the kernel's rotation makes them the extremes again
-    backend.linear(LinearSpec(pack_linear(rotate(weight), None, "int8"), src, dst))(2)
-    return torch.allclose(dst.double(), weight[:2].double() @ weight.double().t(), atol=1e-2)
 
 
 def _tree_rows(backend: Backend, generator: torch.Generator, dtype: torch.dtype) -> bool:
