@@ -53,9 +53,9 @@ _EDITS_RECORD = struct.Struct("<9q")  # the last fields of ``sd_sample_row``
 class SequenceEdits:
     """A sequence's edits of logits, shared by all its tree nodes; a node adds the tokens of its path.
 
-    bias_ids: int32; bias_values: float32. mask: uint32 words, in which bit v & 31 of word v >> 5 allows token v, and
-    tokens beyond the last word are not allowed; None allows all. banned: int32, tokens masked for rows with ``ban``.
-    seen: tokens of the prompt, to which penalties apply.
+    bias_ids: int32, each once; bias_values: float32. mask: uint32 words, in which bit v & 31 of word v >> 5 allows
+    token v, and tokens beyond the last word are not allowed; None allows all. banned: int32, tokens masked for rows
+    with ``ban``. seen: tokens of the prompt, to which penalties apply.
     """
 
     def __init__(

@@ -70,9 +70,12 @@ class SequenceSampling:
         self._penalises = self.policy.penalises
         self._edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
         self._unbanned = None if grammar is None else ~token_mask(banned, vocab_size)
+        biases: dict[int, float] = {}
+        for token, bias in sampling.logit_bias:
+            biases[token] = biases.get(token, 0.0) + bias
         self._edits = SequenceEdits(
-            bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
-            bias_values=np.asarray([bias for _, bias in sampling.logit_bias], np.float32),
+            bias_ids=np.asarray([*biases], np.int32),
+            bias_values=np.asarray([*biases.values()], np.float32),
             mask=_allowed_mask(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None,
             banned=np.asarray(banned, np.int32),
             seen=prompt_ids if sampling.repetition_penalty != 1 else (),

@@ -33,7 +33,6 @@ _SEEN = tl.constexpr(SamplingPool.SEEN)
 _PATH = tl.constexpr(SamplingPool.PATH)
 _BIAS = tl.constexpr(SamplingPool.BIAS)
 _BANNED = tl.constexpr(SamplingPool.BANNED)
-_BIAS_STEP = tl.constexpr(SamplingPool.BIAS_STEP)
 _SAVED = tl.constexpr(SamplingPool.SAVED)
 _EDIT_WORDS = tl.constexpr(SamplingPool.EDIT_WORDS)
 
@@ -75,11 +74,9 @@ def apply_edits_kernel(
     _penalise(line, pool + seen, n_seen, saved, repeat, over, once, each, vocab, BLOCK)
     exchange()
     _penalise(line, pool + path, n_path, saved_path, repeat, over, once, each, vocab, BLOCK)
-    step = tl.maximum(tl.load(edit + _BIAS_STEP), 1)
-    for start in range(0, n_bias, step):  # one by one where a token is biased twice: additions have an order
-        exchange()
+    exchange()
+    for start in range(0, n_bias, BLOCK):
         token, here = _entries(pool + bias, n_bias, start, vocab, BLOCK)
-        here &= tl.arange(0, BLOCK) < step
         value = tl.load(pool + bias + n_bias + start + tl.arange(0, BLOCK), mask=here, other=0)
         x = tl.load(line + token, mask=here, other=0.0) + value.to(tl.float32, bitcast=True)
         tl.store(line + token, x, mask=here)

@@ -55,8 +55,7 @@ class SamplingPool:
     PATH: ClassVar[int] = 2  # list of the tree path's tokens
     BIAS: ClassVar[int] = 4  # list of biased tokens
     BANNED: ClassVar[int] = 6  # list of banned tokens
-    BIAS_STEP: ClassVar[int] = 8  # biases that may be added at once
-    SAVED: ClassVar[int] = 9  # list entries of the rows before
+    SAVED: ClassVar[int] = 8  # list entries of the rows before
     EDIT_WORDS: ClassVar[int] = 12  # words in a row of ``edits``, a multiple of 16 bytes
 
     def __init__(self, rows: Sequence[RowSampling]) -> None:
@@ -87,7 +86,7 @@ class SamplingPool:
             path = self._put(pairs[:, 0], pairs[:, 1])
         bias = self._share("bias", edits, edits.bias_ids, edits.bias_values)
         banned = self._share("banned", edits, edits.banned) if row.ban else (0, 0)
-        self.edits[at, :10] = (*seen, *path, *bias, *banned, _bias_step(edits.bias_ids), self.saved)
+        self.edits[at, :9] = (*seen, *path, *bias, *banned, self.saved)
         self.saved += seen[1] + path[1] + bias[1] + banned[1]
 
     def _share(self, kind: str, owner: object, *columns: NDArray[np.generic]) -> tuple[int, int]:
@@ -103,10 +102,6 @@ class SamplingPool:
             self._parts.append(np.ascontiguousarray(column).view(np.int32))
             self.words += column.shape[0]
         return begin, columns[0].shape[0]
-
-
-def _bias_step(ids: NDArray[np.int32]) -> int:
-    return EDIT_BLOCK if len(set(ids.tolist())) == ids.size else 1
 
 
 INERT = -1.0  # the temperature of a row that pads the batch

@@ -76,7 +76,7 @@ def _row(draw: st.DrawFn, rng: np.random.Generator, vocab: int) -> RowSampling:
         mask = rng.integers(0, 2**32, words, dtype=np.uint32) | rng.integers(0, 2**32, words, dtype=np.uint32)
     n_bias = draw(st.integers(0, 4))
     edits = SequenceEdits(
-        bias_ids=rng.integers(0, above, n_bias).astype(np.int32),
+        bias_ids=rng.choice(above, n_bias, replace=False).astype(np.int32),
         bias_values=rng.choice([-100.0, -1.0, 0.5, 5.0, 1e30], n_bias).astype(np.float32),
         mask=mask,
         banned=rng.integers(0, above, draw(st.integers(0, 3))).astype(np.int32),

@@ -114,7 +114,7 @@ def edited_rows(vocab: int) -> list[RowSampling]:
     rows = []
     for seed in (1, 2):
         edits = SequenceEdits(
-            bias_ids=np.asarray([3, 9, 3, vocab + 5, 11], np.int32),  # one token twice, one that there is not
+            bias_ids=np.asarray([3, 9, 5, vocab + 5, 11], np.int32),  # one that there is not
             bias_values=np.asarray([0.7, -1.0, 1e-7, 1.0, 1e30], np.float32),
             mask=rng.integers(0, 2**32, vocab // 32, dtype=np.uint32) | np.uint32(0xFFFF),
             banned=np.asarray([11, 4], np.int32),
