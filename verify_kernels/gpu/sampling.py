@@ -54,6 +54,7 @@ FILTERED = SamplingVariant("filtered", noise=True, filters=True, wide=False)
 CHILDREN = SamplingVariant("children", noise=True, filters=True, wide=True)
 LOGPROBS = SamplingVariant("logprobs", noise=False, filters=False, wide=True)
 VARIANTS = (GREEDY, NOISY, FILTERED, CHILDREN, LOGPROBS)
+NO_NEEDS = SamplingNeeds()
 
 
 _TYPES = {
@@ -140,7 +141,7 @@ def sample(
     as many rows as the logits; the rest are ignored.
     """
     variant = FILTERED if needs.filters else NOISY if needs.noise else GREEDY
-    _with_edits(variant, logits, table, needs, workspace, 1, tokens, None)
+    _run(variant, logits, workspace, tokens, table=table, needs=needs)
 
 
 def children(
@@ -157,7 +158,7 @@ def children(
     the processed and filtered distribution, -inf beyond the last. Five launches, seven with ``needs.edits``. The rest
     as in `sample`.
     """
-    _with_edits(CHILDREN, logits, table, needs, workspace, ids.shape[1], ids, values)
+    _run(CHILDREN, logits, workspace, ids, table=table, needs=needs, values=values)
 
 
 def logprobs(
@@ -168,49 +169,31 @@ def logprobs(
     chosen: float64 [rows], -inf where the token is -1; ids: int32 [rows, top], top 0 to 64, by falling probability,
     -1 beyond the last; values: float64 [rows, top]. Five launches. logits and workspace: as in `sample`.
     """
-    _run(LOGPROBS, logits, None, False, workspace, ids.shape[1], ids, values, tokens, chosen)
-
-
-def _with_edits(
-    variant: SamplingVariant,
-    logits: Tensor,
-    table: SamplingTable,
-    needs: SamplingNeeds,
-    workspace: SamplingWorkspace,
-    width: int,
-    ids: Tensor,
-    values: Tensor | None,
-) -> None:
-    rows, vocab = logits.shape
-    if needs.edits and rows:
-        apply_edits_kernel[(rows,)](
-            logits, table.edits, table.pool, table.saved,
-            table.repetition, table.inverse_repetition, table.presence, table.frequency,
-            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
-        )  # fmt: skip
-    _run(variant, logits, table, needs.masks, workspace, width, ids, values)
-    if needs.edits and rows:
-        undo_edits_kernel[(rows,)](
-            logits, table.edits, table.pool, table.saved, logits.stride(0), vocab,
-            BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
-        )  # fmt: skip
+    _run(LOGPROBS, logits, workspace, ids, values=values, tokens=tokens, chosen=chosen)
 
 
 def _run(
     variant: SamplingVariant,
     logits: Tensor,
-    table: SamplingTable | None,
-    masks: bool,
     workspace: SamplingWorkspace,
-    width: int,
     ids: Tensor,
-    values: Tensor | None,
+    *,
+    table: SamplingTable | None = None,
+    needs: SamplingNeeds = NO_NEEDS,
+    values: Tensor | None = None,
     tokens: Tensor | None = None,
     chosen: Tensor | None = None,
 ) -> None:
     rows, vocab = logits.shape
     if rows == 0:
         return
+    masks, width, edited = needs.masks, ids.shape[1] if variant.wide else 1, table if needs.edits else None
+    if edited is not None:
+        apply_edits_kernel[(rows,)](
+            logits, edited.edits, edited.pool, edited.saved,
+            edited.repetition, edited.inverse_repetition, edited.presence, edited.frequency,
+            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
+        )  # fmt: skip
     plan, stride, w = workspace.plan, logits.stride(0), workspace
     absent = _absent(variant, masks)
     columns = ("temperature", *_NOISE, *_FILTERS, *_MASKS)
@@ -254,3 +237,8 @@ def _run(
         TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True),
         **launch_options(CHOOSE, logits.device),
     )  # fmt: skip
+    if edited is not None:
+        undo_edits_kernel[(rows,)](
+            logits, edited.edits, edited.pool, edited.saved, logits.stride(0), vocab,
+            BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
+        )  # fmt: skip

@@ -98,10 +98,9 @@ class ReferenceBackend:
 
 
 def _product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
-    return _block_product(packed) if packed.kind in FORMATS else _plain_product(packed)
-
-
-def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    if packed.kind in FORMATS:
+        matrix, order = block_matrix(packed), slice(None) if packed.order is None else packed.order
+        return lambda x: block_linear(x[:, order], matrix)
     weight = unpack_linear(packed)
 
     def product(x: Tensor) -> Tensor:
@@ -110,12 +109,6 @@ def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
         return torch.stack([torch.mv(weight, row) for row in x])
 
     return product
-
-
-def _block_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
-    matrix = block_matrix(packed)
-    order = slice(None) if packed.order is None else packed.order
-    return lambda x: block_linear(x[:, order], matrix)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -59,15 +59,13 @@ inline float top_k_bound(const View& view, int k, Scratch& s) {
   return bound == DEAD ? -FLT_MAX : bound / view.temperature;
 }
 
-inline bool candidate_before(const Candidate& a, const Candidate& b) { return a.before(b); }
-
 // Last token of the shortest prefix of `c` that weighs `need` together with the `before` ahead of it: quickselect by
 // weight.
 inline Cut weighted_cut(std::vector<Candidate>& c, double need, int64_t before, float z_max) {
   size_t low = 0, high = c.size();
   while (high - low > 1) {
     size_t middle = (low + high) / 2;
-    std::nth_element(c.begin() + low, c.begin() + middle, c.begin() + high, candidate_before);
+    std::nth_element(c.begin() + low, c.begin() + middle, c.begin() + high);
     int64_t sum = before;
     for (size_t i = low; i < middle; ++i) sum += weight_of(c[i], z_max);
     if ((double)sum >= need) {
@@ -140,7 +138,7 @@ inline Cut make_cut(const View& view, const sd_sample_row& row, Scratch& s) {
     collect(view, top_k_bound(view, row.top_k, s), SIZE_MAX, s.candidates);
     std::vector<Candidate>& c = s.candidates;
     if (c.size() >= (size_t)row.top_k) {
-      std::nth_element(c.begin(), c.begin() + (row.top_k - 1), c.end(), candidate_before);
+      std::nth_element(c.begin(), c.begin() + (row.top_k - 1), c.end());
       c.resize(row.top_k);
       cut = {c.back().z, c.back().id};
     }

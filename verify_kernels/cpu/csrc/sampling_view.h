@@ -43,7 +43,7 @@ inline float live(float x) {
 struct Candidate {
   float z;
   int32_t id;
-  bool before(const Candidate& o) const { return z > o.z || (z == o.z && id < o.id); }
+  bool operator<(const Candidate& o) const { return z > o.z || (z == o.z && id < o.id); }  // comes before
 };
 
 struct Scratch {
