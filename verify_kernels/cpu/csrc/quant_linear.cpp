@@ -10,7 +10,7 @@
 namespace sd {
 namespace {
 
-constexpr int LINE = 64;  // bytes of weights prefetched while a group of 16 channels is unpacked
+constexpr int EARLY = 1;  // lines of 64 bytes of weights prefetched while a group of 16 channels is unpacked
 constexpr int SLICES = TILE / (COLUMNS * LANES4);
 
 // A chunk of a tile in any format: four inputs of each channel, scales and low ends of groups.
@@ -26,7 +26,8 @@ void unpack(const uint8_t* units, int count, const char* ahead, Unpacked& to) {
     const int half = u % 2 * HALF;
     each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
       const int g = u / 2 * F::GROUPS + G;
-      __builtin_prefetch(ahead + LINE * (F::GROUPS * u + G), 0, 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < EARLY; ++i) __builtin_prefetch(ahead + 64 * (EARLY * (F::GROUPS * u + G) + i), 0, 2);
       for (int slice = 0; slice < HALF; slice += LANES4) {
         const int n = half + slice;
 #pragma GCC unroll 8
@@ -143,8 +144,8 @@ void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, fl
     const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS, groups = count * F::GROUPS;
     const char* ahead = (const char*)w + AHEAD;
     unpack<F>(w, count, ahead, unpacked);
-    const int early = LINE * 2 * groups, bytes = 2 * count * F::BYTES - early, asks = panels * groups * SLICES;
-    const int64_t step = (bytes / asks + LINE - 1) / LINE * LINE;
+    const int early = 64 * EARLY * 2 * groups, bytes = 2 * count * F::BYTES - early, asks = panels * groups * SLICES;
+    const int64_t step = (bytes / asks + 63) / 64 * 64;
     ahead += early;
     for (int first = 0; first < rows; first += height) {
       const int8_t* panel = Record<F::SCALES>::at(a, c, row + first, all);
