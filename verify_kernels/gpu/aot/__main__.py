@@ -15,27 +15,19 @@ from specdec.control_groups import usable_cores
 from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Row, plan_jobs
 from verify_kernels.gpu.aot.workers import compile_all
 
-_HEAD = ("case", "target", "threads", "regs", "spills", "shared", "s")
 _LINE = 160  # characters of a problem that a report line shows
 
 
 def table(rows: Sequence[Row]) -> str:
     """Rows as text columns, the case first."""
-    lines = [_HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    usage = row.usage
-    numbers = ("-",) * 4 if usage is None else (usage.threads, usage.registers, usage.spills, usage.shared)
-    return (row.job.label, row.job.target, *map(str, numbers), f"{row.seconds:.1f}")
+    width = max(len(row.job.label) for row in rows)
+    lines = [f"{'case':{width}}  target threads    regs  spills  shared       s"]
+    for row in rows:
+        usage = row.usage
+        numbers = ("-",) * 4 if usage is None else (usage.threads, usage.registers, usage.spills, usage.shared)
+        cells = "".join(f"{number:>8}" for number in numbers)
+        lines.append(f"{row.job.label:{width}}  {row.job.target:6}{cells}{row.seconds:8.1f}")
+    return "\n".join(lines)
 
 
 def _brief(text: str) -> str:
