@@ -27,7 +27,7 @@ struct sd_linear_args {
   const float* post_norm;
   float eps;
   float* x;         // [rows, k_pad] input of the product (float kinds), or the normed row before quantisation to int8
-  int8_t* q;        // [rows, k_pad] quantised rows; block formats: [chunks, rows, bytes of a Record of quant_linear.cpp]
+  int8_t* q;        // [rows, k_pad] quantised rows; block formats: [chunks, rows, bytes of a Record of quant_rows.h]
   float* q_scale;   // [rows, chunks]
   int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
   float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused
