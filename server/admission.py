@@ -279,6 +279,8 @@ class Admission:
         self._rates = Rates()
         self.experiments: ExperimentTraffic | None = None  # None while none runs
         self.windows: WindowReader | None = None  # for predictions of next edits; None until a tokenizer is loaded
+        # Gets the stream of a request with an objective of time to first token, and the caller's scope of the cache
+        self.watch_prompt: Callable[[RequestStream, str], None] = lambda stream, owner: None
 
     @property
     def in_flight(self) -> int:
@@ -320,9 +322,13 @@ class Admission:
             DuplicateRequestError: its id is in flight.
         """
         through = partial(self._admit, begun=begun)
-        if self.experiments is not None:
-            return self.experiments.admit(principal, request, supersedes_key, through, asks_again=asks_again)
-        return through(principal, request, supersedes_key)
+        if self.experiments is None:
+            stream = through(principal, request, supersedes_key)
+        else:
+            stream = self.experiments.admit(principal, request, supersedes_key, through, asks_again=asks_again)
+        if request.omitted is not None:
+            self.watch_prompt(stream, principal.scoped(request.cache_salt))  # not that of an experiment's arm
+        return stream
 
     def _admit(
         self,

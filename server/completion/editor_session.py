@@ -7,13 +7,12 @@ import re
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
 from enum import StrEnum
 
 from server.auth.principal import Principal
-from server.completion.completion_run import CompletionRun
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
+from server.request_stream import RequestStream
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import Delta, Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
@@ -27,8 +26,8 @@ FURTHEST_AHEAD = 16  # characters typed beyond the generated text; more are pref
 class GenerationRun:
     """A generation started for ``gap``, which may serve later gaps too. `leave` it when it is no longer useful."""
 
-    def __init__(self, gap: Gap, options: CompletionOptions, run: CompletionRun) -> None:
-        self.gap, self.options, self._run = gap, options, run
+    def __init__(self, gap: Gap, options: CompletionOptions, stream: RequestStream) -> None:
+        self.gap, self.options, self._stream = gap, options, stream
         self.finished: Finished | None = None  # the engine's
         self.ended = False  # whether the text is complete
         self.error: RequestError | None = None  # that ended it
@@ -97,13 +96,13 @@ class GenerationRun:
         self.leave()
 
     def leave(self) -> None:
-        """Stop reading the run, which ends it. May be called again."""
+        """Stop reading, which ends the request. May be called again."""
         self._reading.cancel()
         self._end()
 
     async def _read(self) -> None:
         try:
-            async for event in self._run.events:
+            async for event in self._stream:
                 if isinstance(event, Delta):
                     self._text += event.text
                     self._has_tokens = True
@@ -121,7 +120,7 @@ class GenerationRun:
 
     def _end(self) -> None:
         self.ended = True
-        self._run.close()
+        self._stream.close()
         self._notify()
 
 
@@ -208,12 +207,12 @@ class EditorSession:
     """
 
     def __init__(
-        self, session_id: str, maker: RequestMaker, start: Callable[[Principal, Request, str], CompletionRun]
+        self, session_id: str, maker: RequestMaker, admit: Callable[[Principal, Request, str], RequestStream]
     ) -> None:
-        """start: submits a request, as `CompletionService.start`."""
+        """admit: submits a request, as `Admission.admit`."""
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
-        self._maker, self._start = maker, start
+        self._maker, self._admit = maker, admit
         self._run: GenerationRun | None = None
         self._former: tuple[str, str] = ("", "")  # prefix and text of the last suggestion with a text
 
@@ -253,7 +252,7 @@ class EditorSession:
         draft = self._draft(gap)
         request = await self._maker.make(gap, options, principal, suggestion_id, draft)
         check(request)
-        self._run = GenerationRun(gap, options, self._start(principal, request, supersedes_key))
+        self._run = GenerationRun(gap, options, self._admit(principal, request, supersedes_key))
         return Suggestion(suggestion_id, self._run, 0, None, Origin.NEW)
 
     async def read_ahead(
@@ -267,8 +266,8 @@ class EditorSession:
         async for request in self._maker.read_ahead(gap, options, principal):
             check(request)
             end: Finished | None = None
-            with closing(self._start(principal, request, "")) as run:
-                async for event in run.events:
+            async with self._admit(principal, request, "") as stream:
+                async for event in stream:
                     end = event if isinstance(event, Finished) else end
             if end is None or end.reason is not FinishReason.LENGTH:
                 return  # aborted by another call

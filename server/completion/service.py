@@ -9,12 +9,9 @@ from enum import StrEnum
 from functools import partial
 
 from server.admission import Admission
-from server.auth.principal import Principal
-from server.completion.completion_run import CompletionRun
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
 from server.observe.metrics import ServerMetrics
-from specdec.core.types import Request
 
 
 class Outcome(StrEnum):
@@ -100,16 +97,6 @@ class CompletionService:
 
     def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
         """outcomes: may be shared with other models."""
-        self.maker, self._admission = maker, admission
-        self.outcomes = outcomes or OutcomeLog()
-        self.sessions = SessionTable(partial(EditorSession, maker=maker, start=self.start))
-
-    def start(self, principal: Principal, request: Request, supersedes_key: str = "") -> CompletionRun:
-        """Submit ``request``; the run must be closed. The time of its prompt is learned if it has an objective.
-
-        Raises:
-            RequestError: the request is refused.
-        """
-        owner = principal.scoped(request.cache_salt)  # also where an experiment's arm sets another salt
-        source = self._admission.admit(principal, request, supersedes_key)
-        return CompletionRun(source, partial(self.maker.time.observe, owner, source.request))
+        self.maker, self.outcomes = maker, outcomes or OutcomeLog()
+        self.sessions = SessionTable(partial(EditorSession, maker=maker, admit=admission.admit))
+        admission.watch_prompt = maker.time.watch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from server.admission import Admission
 from server.completion.documents import common_length
 from server.completion.prompt_packer import PackedPrompt
 from server.engine_client import EngineClient
-from specdec.core.types import Request
+from server.request_stream import RequestStream
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 from verify_kernels.forward_batch import PAGE_SIZE
 
 QUANTUM, FINE_BUDGET = 32, 256  # tokens: the step between small budgets, and the largest of these
@@ -158,11 +160,27 @@ class TimeBudget:
         fitting = (n for n in range(LARGEST_PART, LEAST_PART, -LEAST_PART) if expected_ms(times, n) <= PART_MS)
         return next(fitting, LEAST_PART)
 
+    def watch(self, stream: RequestStream, owner: str) -> None:
+        """Update from the request of ``stream``, submitted now, once its prompt is computed, read or not."""
+        begun_s, cached = time.monotonic(), 0
+
+        def saw(event: RequestEvent) -> None:
+            nonlocal begun_s, cached
+            if isinstance(event, Started):
+                cached = event.cached_tokens
+                begun_s += event.queue_ms / 1e3  # the wait for a place, or for another's prompt, is not its time
+                return
+            stream.watcher = None
+            if isinstance(event, Delta):
+                self.observe(owner, stream.request, cached, (time.monotonic() - begun_s) * 1e3)
+            elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+                self.observe(owner, stream.request, cached, math.inf)
+
+        stream.watcher = saw
+
     def observe(self, owner: str, request: Request, cached: int, ttft_ms: float) -> None:
-        """Update from a request whose prompt was computed. cached: tokens that the engine found in its cache. ttft_ms:
-        to its first token; infinite if it asks for none."""
-        if request.omitted is None:  # it has no objective
-            return
+        """Update from a request with an objective whose prompt was computed. cached: tokens that the engine had in its
+        cache. ttft_ms: from its first step to its first token; infinite if it asks for none."""
         ids, computed = request.prompt_ids, self.computed
         if cached + PAGE_SIZE < cached_tokens(computed.of(owner), ids):
             computed.forget(owner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import closing
 from dataclasses import replace
 
 from server.auth.access import grpc_caller
@@ -257,15 +256,15 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
         model = self._models.find(request.model, Task.FILL)
         with model.gate.enter():
-            principal, service = current_caller(), model.completion
+            principal = current_caller()
             asked = await _read(request, context, model)
             answer, has_text = DeferredHeaders(context, model.hold_headers), False
-            with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
-                async for event in run.events:
+            async with model.admission.admit(principal, asked, request.scheduling.supersedes_key) as stream:
+                async for event in stream:
                     has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
             if has_text:
-                service.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
+                model.completion.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
     @guarded
     async def CompleteSession(  # type: ignore[override]
@@ -277,16 +276,16 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     async def PredictEdit(self, request: pb.PredictEditRequest, context: Context) -> None:  # type: ignore[override]
         model = self._models.find(request.model)
         with model.gate.enter():
-            principal, service, suggested = current_caller(), model.completion, False
+            principal, suggested = current_caller(), False
             asked, reader = await _read_edit(request, context, model)
             answer = DeferredHeaders(context, model.hold_headers)
             owner = principal.scoped(asked.cache_salt)
-            with closing(service.start(principal, asked, request.scheduling.supersedes_key)) as run:
-                async for event in run.events:
+            async with model.admission.admit(principal, asked, request.scheduling.supersedes_key) as stream:
+                async for event in stream:
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True
-                            service.outcomes.suggested(owner, asked.request_id)
+                            model.completion.outcomes.suggested(owner, asked.request_id)
                         await answer.write(event, message)
 
     @guarded

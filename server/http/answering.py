@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.admission import run_requests
-from server.auth.principal import current_caller
 from server.http.call import Call
 from server.json_body import write_line
 from specdec.core.types import (
@@ -104,22 +103,6 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
         total.by_drafter.setdefault(name, DrafterStats()).add(drafter)
 
 
-def _events(call: Call, requests: Sequence[Request], begun: bool) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    """The events of ``requests``, one request per prompt, as `run_requests`."""
-    if len(requests) == 1 and requests[0].omitted is not None:  # it has an objective, so its prompt's time is learned
-        return _completion(call, requests[0])
-    return run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)
-
-
-async def _completion(call: Call, request: Request) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    run = call.model.completion.start(current_caller(), request, call.supersedes_key)
-    try:
-        async for event in run.events:
-            yield 0, event
-    finally:
-        run.close()
-
-
 class Answer(Protocol):
     """A dialect's form of an answer. One object serves one call."""
 
@@ -156,7 +139,7 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, begun: 
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(_events(call, requests, begun)) as events:
+    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)) as events:
         async for prompt, event in events:
             data = form.take(prompt, event)
             if hold:
@@ -181,7 +164,7 @@ async def whole_answer(call: Call, requests: Sequence[Request], *, begun: bool =
     """Every sample, finished and in order, and their sums; ``begun`` and errors as in `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(_events(call, requests, begun)) as events:
+    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

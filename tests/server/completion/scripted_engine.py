@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -81,12 +82,15 @@ class ScriptedEngine:
         self.requests: list[ScriptedRequest] = []
         self.refusal: RequestError | None = None
         self.unread = UnreadEvents()
+        self.watch_prompt: Callable[[RequestStream, str], None] = lambda stream, owner: None
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
         if self.refusal is not None:
             raise self.refusal
         made = ScriptedRequest(principal, request, self.unread)
         self.requests.append(made)
+        if request.omitted is not None:
+            self.watch_prompt(made, principal.scoped(request.cache_salt))
         return made
 
     @property

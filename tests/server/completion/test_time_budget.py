@@ -19,7 +19,6 @@ from server.completion.editor_session import EditorSession
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import LEAST_PRIORITY, CompletionOptions, RequestMaker
-from server.completion.service import CompletionService
 from server.completion.time_budget import (
     FINE_BUDGET,
     MOST_TOKENS,
@@ -188,8 +187,8 @@ class Reading:
     def __init__(self, machine: Machine, principal: Principal = ME) -> None:
         self.engine, maker = ScriptedEngine(), RequestMaker(budget_on(machine))
         maker.packer = PACKER
-        self.budget, service = maker.time, CompletionService(maker, self.engine)  # type: ignore[arg-type]
-        session = EditorSession("s", maker, service.start)
+        self.budget, self.engine.watch_prompt = maker.time, maker.time.watch
+        session = EditorSession("s", maker, self.engine.admit)
         self.task = asyncio.create_task(
             session.read_ahead(GAP, CompletionOptions(ttft_ms=400), principal, lambda _: None)
         )

@@ -1,4 +1,4 @@
-"""A run of code completion: its events, and the time of its prompt, which is learned for the caller's own scope."""
+"""The time of a prompt with an objective, which is learned for the caller's own scope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.admission import Admission
-from server.completion.service import CompletionService
+from server.completion.time_budget import TimeBudget
 from server.errors import SlowReaderError
 from server.request_stream import UnreadEvents
 from specdec.config import ServerConfig
@@ -19,24 +19,26 @@ from tests.server.admission.stub_engine import StubClient, delta, principal, sta
 from tests.server.completion.scripted_engine import ScriptedEngine
 
 CALLER = principal()
-FIRST = Request("first", tuple(range(100)))
+FIRST = Request("first", tuple(range(100)), omitted=(0, 0, 0, 0))
 
 
-class Observed:
-    """What a service learns from its requests. ``now_s`` is the clock of its runs."""
+class Observed(TimeBudget):
+    """What is learned from the requests of ``engine``. ``now_s`` is the clock."""
 
     def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.seen = 0.0, list[tuple[str, int, float]]()
-        monkeypatch.setattr("server.completion.completion_run.time", SimpleNamespace(monotonic=lambda: self.now_s))
-        time = SimpleNamespace(observe=lambda owner, request, cached, ms: self.seen.append((owner, cached, ms)))
-        self.service = CompletionService(SimpleNamespace(time=time), engine)  # type: ignore[arg-type]
+        monkeypatch.setattr("server.completion.time_budget.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        engine.watch_prompt = self.watch
+
+    def observe(self, owner: str, request: Request, cached: int, ttft_ms: float) -> None:
+        self.seen.append((owner, cached, ttft_ms))
 
 
 async def test_the_time_of_a_prompt_is_learned_once_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine()
     engine.unread = UnreadEvents(1)
     observed = Observed(engine, monkeypatch)
-    run = observed.service.start(CALLER, FIRST)
+    stream = engine.admit(CALLER, FIRST, "")
     observed.now_s = 0.25
     engine.last.start(64, queue_ms=200.0)  # for a place, or for the prompt of another request
     observed.now_s = 0.5
@@ -44,7 +46,7 @@ async def test_the_time_of_a_prompt_is_learned_once_though_nobody_reads(monkeypa
     engine.last.say("y")
     assert observed.seen == [(CALLER.scoped(""), 64, pytest.approx(300.0))]
     with pytest.raises(SlowReaderError):
-        _ = [event async for event in run.events]
+        _ = [event async for event in stream]
 
 
 @pytest.mark.parametrize(("reason", "learned"), [(FinishReason.LENGTH, True), (FinishReason.ABORTED, False)])
@@ -53,11 +55,11 @@ async def test_a_request_without_a_token_has_no_time(
 ) -> None:
     engine = ScriptedEngine()
     observed = Observed(engine, monkeypatch)
-    run = observed.service.start(CALLER, FIRST)
+    stream = engine.admit(CALLER, FIRST, "")
     engine.last.start()
     engine.last.finish(reason)
     assert observed.seen == ([(CALLER.scoped(""), 0, math.inf)] if learned else [])
-    first, last = [event async for event in run.events]
+    first, last = [event async for event in stream]
     assert isinstance(first, Started)
     assert isinstance(last, Finished)
     assert last.reason is reason
@@ -71,9 +73,11 @@ async def test_times_are_learned_for_the_caller_whose_salt_an_experiment_set(mon
         admit=lambda who, request, key, admit, asks_again: admit(who, replace(request, cache_salt="arm"), key)
     )
     monkeypatch.setattr(doors, "experiments", arm)
-    observed.service.start(CALLER, replace(FIRST, cache_salt="own"))
+    doors.admit(CALLER, replace(FIRST, cache_salt="own"))
     given = client.given[-1]
     client.say(started(given))
     client.say(delta(given, 1))
+    doors.admit(CALLER, replace(FIRST, request_id="without an objective", omitted=None))
+    client.say(delta(client.given[-1], 1))
     (learned,) = observed.seen
     assert (given.cache_salt, learned[0]) == (CALLER.scoped("arm"), CALLER.scoped("own"))
