@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from server.auth.principal import Limits, Principal, current_caller
@@ -16,6 +15,7 @@ from server.errors import (
     RateLimitedError,
     TokenQueueFullError,
 )
+from server.observe.records import current_call
 from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
@@ -85,11 +85,12 @@ class KeyUsage:
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
-    def check(self, limits: Limits, leaving: int, retry_s: float, now: float, *, begun: bool) -> None:
+    def check(self, limits: Limits, leaving: int, retry_s: float, now: float) -> None:
         """Check that one more request may start; takes nothing.
 
-        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended. begun: as
-        in `Admission.admit`.
+        A later request of a call counts against the rates but is not refused for them: such a call could never succeed.
+
+        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended.
 
         Raises:
             RateLimitedError: a limit is reached.
@@ -97,7 +98,8 @@ class KeyUsage:
         most = limits.max_concurrent
         if most is not None and self._running - leaving >= most:
             raise RateLimitedError(self._name, "max_concurrent", most, retry_s)
-        if not begun:
+        call = current_call()
+        if call is None or not call.requests:
             self.check_rate(now)
 
     def check_rate(self, now: float) -> None:
@@ -303,14 +305,12 @@ class Admission:
         request: Request,
         supersedes_key: str = "",
         *,
-        begun: bool = False,
         asks_again: bool = False,
     ) -> RequestStream:
         """Submit ``request`` on behalf of ``principal``. Use the stream as ``async with``, or close it.
 
-        supersedes_key: ends the running request of the same tenant with the same key. begun: it belongs to a call of
-        which a request was admitted, so that it counts against the key's rates but is not refused for them: such a call
-        could never succeed. asks_again: the call submits it again if it is refused for lack of room.
+        supersedes_key: ends the running request of the same tenant with the same key. asks_again: the call submits it
+        again if it is refused for lack of room.
 
         Raises:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
@@ -321,23 +321,15 @@ class Admission:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
-        through = partial(self._admit, begun=begun)
         if self.experiments is None:
-            stream = through(principal, request, supersedes_key)
+            stream = self._admit(principal, request, supersedes_key)
         else:
-            stream = self.experiments.admit(principal, request, supersedes_key, through, asks_again=asks_again)
+            stream = self.experiments.admit(principal, request, supersedes_key, self._admit, asks_again=asks_again)
         if request.omitted is not None:
             self.watch_prompt(stream, principal.scoped(request.cache_salt))  # not that of an experiment's arm
         return stream
 
-    def _admit(
-        self,
-        principal: Principal,
-        request: Request,
-        supersedes_key: str,
-        *,
-        begun: bool,
-    ) -> RequestStream:
+    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError.of("supersedes_key", f"at most {MAX_NAME} characters")
         now, own = self._clock(), principal.scope_request(request)
@@ -346,7 +338,7 @@ class Admission:
         usage = self._usage_of(principal, now)
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
-        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, begun=begun)
+        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now)
         if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
             self._check_queue()
         self._check_room(own, here, now)
@@ -481,7 +473,7 @@ class _Running(NamedTuple):
 
 
 async def run_requests(
-    admission: Admission, requests: Sequence[Request], key: str = "", *, most: int | None = None, begun: bool = False
+    admission: Admission, requests: Sequence[Request], key: str = "", *, most: int | None = None
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
 
@@ -489,14 +481,13 @@ async def run_requests(
     while no other one of the call runs, as the first is, must find room. One that finds none beside others waits until
     one of those has ended, because the call itself may take the room.
 
-    key: ``supersedes_key``; ignored unless there is exactly one request. most: how many run at once; None: all. begun:
-    as in `Admission.admit`, for the first request too.
+    key: ``supersedes_key``; ignored unless there is exactly one request. most: how many run at once; None: all.
 
     Raises:
         RequestError: admission or the engine refuses a request, or the engine fails.
     """
     if len(requests) == 1:
-        async with admission.admit(current_caller(), requests[0], key, begun=begun) as stream:
+        async with admission.admit(current_caller(), requests[0], key) as stream:
             async for event in stream:
                 yield 0, event
         return
@@ -509,7 +500,7 @@ async def run_requests(
         while waiting and len(running) < (most or len(requests)):
             (number, request), beside = waiting[0], bool(running)
             try:
-                stream = admission.admit(current_caller(), request, begun=begun or number > 0, asks_again=beside)
+                stream = admission.admit(current_caller(), request, asks_again=beside)
             except (QueueFullError, RateLimitedError):  # the latter only for `max_concurrent`, as the call has begun
                 if not beside:
                     raise

@@ -71,16 +71,15 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-async def run_all(model: ServedModel, requests: Sequence[Request], *, begun: bool = False) -> list[Answer]:
+async def run_all(model: ServedModel, requests: Sequence[Request]) -> list[Answer]:
     """The answers to ``requests``, in their order; at most `IN_FLIGHT` of them per place in the batch run at once.
-    ``begun`` as in `run_requests`.
 
     Raises:
         RequestError: as in `run_requests`, or a request was aborted.
     """
     answers = [Answer() for _ in requests]
     most = IN_FLIGHT * model.info.max_batch
-    async with aclosing(run_requests(model.admission, requests, most=most, begun=begun)) as events:
+    async with aclosing(run_requests(model.admission, requests, most=most)) as events:
         async for number, event in events:
             if isinstance(event, Delta):
                 answers[number].logprobs += event.logprobs
@@ -222,7 +221,7 @@ class Reranker:
             replace(self._request(requests[i], (token,)), request_id=f"{requests[i].request_id}-{token}")
             for i, token in missing
         ]
-        for (i, _), answer in zip(missing, await run_all(self.model, again, begun=True), strict=True):
+        for (i, _), answer in zip(missing, await run_all(self.model, again), strict=True):
             found[i] |= _logprobs(answer)
         margins = np.array([known[self.yes] - known[self.no] for known in found])
         return (1.0 / (1.0 + np.exp(-margins))).tolist(), sum(answer.end.usage.prompt_tokens for answer in answers)

@@ -118,28 +118,26 @@ class Answer(Protocol):
         """The JSON body of an answer in one piece."""
 
 
-async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool, begun: bool = False) -> None:
+async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool) -> None:
     """Answer with a stream, or in one piece.
-
-    begun: as in `run_requests`.
 
     Raises:
         RequestError: the engine refuses a request or fails.
     """
     if stream:
-        await _stream(call, requests, form, begun)
+        await _stream(call, requests, form)
     else:
-        samples, totals = await whole_answer(call, requests, begun=begun)
+        samples, totals = await whole_answer(call, requests)
         await call.reply(200, form.whole(samples, totals))
 
 
-async def _stream(call: Call, requests: Sequence[Request], form: Answer, begun: bool) -> None:
+async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None:
     """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)) as events:
+    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
         async for prompt, event in events:
             data = form.take(prompt, event)
             if hold:
@@ -160,11 +158,11 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer, begun: 
         await call.finish(form.last())
 
 
-async def whole_answer(call: Call, requests: Sequence[Request], *, begun: bool = False) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; ``begun`` and errors as in `answer`."""
+async def whole_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
+    """Every sample, finished and in order, and their sums; errors as in `answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, begun=begun)) as events:
+    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

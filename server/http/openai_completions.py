@@ -276,8 +276,7 @@ async def complete(call: Call) -> None:
         head = answer_head(call, "cmpl", "text_completion")
         scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
-        stream, begun = parsed.streaming.stream, any(scores)
-        await answer(call, parsed.requests, form, stream=stream, begun=begun)
+        await answer(call, parsed.requests, form, stream=parsed.streaming.stream)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded
@@ -321,7 +320,7 @@ async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[
     found: list[list[TokenLogprobs]] = [[] for _ in requests]
     for asked in zip_longest(*(scoring_requests(request, call.model.info.eos_ids) for request in requests)):
         windows = [request for request in asked if request is not None]
-        samples, _ = await whole_answer(call, windows, begun=any(found))
+        samples, _ = await whole_answer(call, windows)
         left = [rows for rows, request in zip(found, asked, strict=True) if request is not None]
         for rows, sample in zip(left, samples, strict=True):
             rows += sample.logprobs

@@ -47,8 +47,7 @@ class Doors:
         self.most, self.answers = 0, True
         self.asked: list[tuple[str, bool]] = []  # each request, and whether the call would ask again for it
 
-    def admit(self, caller: object, request: Request, key: str = "", *, begun: bool, asks_again: bool) -> RequestStream:
-        assert begun == (request.request_id != "0")
+    def admit(self, caller: object, request: Request, key: str = "", *, asks_again: bool) -> RequestStream:
         self.asked.append((request.request_id, asks_again))
         if len(self.open) >= self.places:
             raise QueueFullError(self.places, 1.0)

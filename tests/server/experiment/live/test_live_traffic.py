@@ -143,8 +143,8 @@ async def test_bug_a_refusal_that_ends_its_call_is_recorded(
 ) -> None:
     await started(server)
     admission = server.serving.models.first.admission
-    with pytest.raises(QueueFullError):  # by the engine; the call had other requests before
-        _ = [event async for event in run_requests(admission, [Request("c", (1,), cache_salt="full")], begun=True)]
+    with pytest.raises(QueueFullError):  # by the engine
+        _ = [event async for event in run_requests(admission, [Request("c", (1,), cache_salt="full")])]
     monkeypatch.setattr(admission, "_max_tokens", 4)
     call = [Request(name, tuple(b"many")) for name in ("a", "b")]
     async with aclosing(run_requests(admission, call)) as events:
