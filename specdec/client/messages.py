@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
@@ -35,16 +35,14 @@ from specdec.core.types import (
     Usage,
 )
 
-Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest)
+Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest, completion.CompleteRequest)
 Record = TypeVar("Record")
-PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
+PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest | completion.CompleteRequest
 
 
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
     """``message`` with all that is asked for, but the timeout, which is the call's."""
-    fill_prompt(message, prompt)
-    if message.HasField("chat") and (variables := asked.get("template_variables")):
-        message.chat.template_variables = json.dumps(variables)
+    fill_prompt(message, prompt, asked.get("template_variables"))
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
     fill_params(message.sampling, asked.get("sampling", SamplingParams()))
     message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))
@@ -68,31 +66,29 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
 
 def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions) -> completion.CompleteRequest:
     """What belongs into a gap; sampling and stopping are the server's where they are not asked for."""
-    whole = fill_request(pb.GenerateRequest(), gap, asked)
     mode = completion.CompletionOptions.Mode.Value(f"MODE_{hints.mode.upper()}")
-    message = completion.CompleteRequest(
-        request_id=whole.request_id, model=whole.model, fim=whole.fim,
-        completion=completion.CompletionOptions(**asdict(hints) | {"mode": mode}),
-        output=whole.output, speculation=whole.speculation, cache=whole.cache, scheduling=whole.scheduling,
-        session=whole.session,
-    )  # fmt: skip
-    for name in ("sampling", "stopping"):
-        if name in asked:
-            getattr(message, name).CopyFrom(getattr(whole, name))
-    for name in ("prediction", "grammar", "resume"):
-        if whole.HasField(name):  # type: ignore[arg-type]
-            getattr(message, name).CopyFrom(getattr(whole, name))
+    made = completion.CompletionOptions(**asdict(hints) | {"mode": mode})
+    message = fill_request(completion.CompleteRequest(completion=made), gap, asked)
+    if "sampling" not in asked:
+        message.ClearField("sampling")
+    if "stopping" not in asked:
+        message.ClearField("stopping")
     return message
 
 
-def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
-    """Put ``prompt`` into ``message``; raises TypeError for token ids that are not integers."""
+def fill_prompt(message: PromptMessage, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> None:
+    """Put ``prompt`` into ``message``; raises TypeError for token ids that are not integers. variables: of the chat
+    template."""
+    if isinstance(prompt, Fim):
+        message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
+        return
+    assert not isinstance(message, completion.CompleteRequest)  # which has gaps only
     if isinstance(prompt, str):
         message.text = prompt
-    elif isinstance(prompt, Fim):
-        message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
     elif len(prompt) and all(isinstance(turn, ChatTurn) for turn in prompt):
         message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
+        if variables:
+            message.chat.template_variables = json.dumps(variables)
     else:
         message.token_ids.SetInParent()
         try:
