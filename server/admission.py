@@ -269,12 +269,11 @@ class Admission:
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,
-        max_queued_requests: int = MAX_QUEUED_REQUESTS,
     ) -> None:
         """clock: monotonic seconds. beside: the admission of another model of the server; keys' limits and
-        ``supersedes_key`` cover both. max_queued_requests: the engine's limit, for requests that it does not have."""
+        ``supersedes_key`` cover both."""
         self._client, self._clock = client, clock
-        self._max_tokens, self._max_queued_requests = config.max_queued_tokens, max_queued_requests
+        self._max_tokens = config.max_queued_tokens
         self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._streams: dict[RequestStream, KeyUsage] = {}
         self._by_key: dict[str, tuple[Admission, RequestStream]] = {} if beside is None else beside._by_key
@@ -429,9 +428,9 @@ class Admission:
     def _check_queue(self) -> None:
         """Refuse beyond the engine's limit on waiting requests; one may wait while a place is free."""
         running = sum(stream.samples_left for stream in self._streams if stream.started)
-        limit = max(self._max_queued_requests, int(running < self._client.info.max_batch))
+        limit = max(MAX_QUEUED_REQUESTS, int(running < self._client.info.max_batch))
         if self.waiting >= limit:
-            raise QueueFullError(self._max_queued_requests, self.wait_s())
+            raise QueueFullError(MAX_QUEUED_REQUESTS, self.wait_s())
 
     def _check_room(self, request: Request, older: RequestStream | None, now: float) -> None:
         """Refuse beyond the configured prompt tokens; a prompt of any length may wait alone."""

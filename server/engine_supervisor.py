@@ -270,7 +270,7 @@ class EngineSupervisor:
         self._server, self._factory, self._progress, self._spare = config.server, factory, progress, spare
         self._policy = policy or RestartPolicy()
         self.state = EngineState.LOADING
-        self._watchers: list[asyncio.Queue[EngineState]] = []
+        self.change = asyncio.Event()  # of the state: set by the next one
         self._child: EngineChild | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
@@ -335,13 +335,6 @@ class EngineSupervisor:
         if not self.is_ready:
             raise self.unavailable()
 
-    def watch(self) -> asyncio.Queue[EngineState]:
-        """A queue that holds the current state and receives every later one."""
-        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
-        watcher.put_nowait(self.state)
-        self._watchers.append(watcher)
-        return watcher
-
     async def start(self) -> None:
         """Start the process and its supervision; returns before it is ready."""
         self._supervision = asyncio.create_task(self._supervise(), name="engine-supervisor")
@@ -363,21 +356,17 @@ class EngineSupervisor:
 
     async def _wait_for(self, *states: EngineState) -> EngineState:
         """Wait until the state is one of ``states`` or final, and return it."""
-        watcher = self.watch()
-        try:
-            while (state := await watcher.get()) not in states and not state.is_final:
-                pass
-            return state
-        finally:
-            self._watchers.remove(watcher)
+        while self.state not in states and not self.state.is_final:
+            await self.change.wait()
+        return self.state
 
     def _become(self, state: EngineState) -> None:
         """Change the state, unless it is final."""
         if state == self.state or self.state.is_final:
             return
         self.state = state
-        for watcher in self._watchers:
-            watcher.put_nowait(state)
+        change, self.change = self.change, asyncio.Event()
+        change.set()
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the process and every call. at_once: without letting it finish its step."""

@@ -268,10 +268,10 @@ class Serving:
 
     async def _report_health(self, model: ServedModel) -> None:
         """Report to gRPC's health service after every change of the engine's state."""
-        states = model.client.engine.watch()
         while True:
-            await states.get()
+            change = model.client.engine.change
             await self._grpc.report_health()
+            await change.wait()
 
     def _probe_state(self) -> tuple[str, bool]:
         """The engine's state, of several the first that is not ready; and whether the server is ready."""

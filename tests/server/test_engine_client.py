@@ -322,7 +322,8 @@ async def test_a_request_that_crashes_the_engine_is_retried_once_alone_and_then_
         assert (client.engine.restarts, client.in_flight) == (2, 0)
 
 
-async def test_the_queue_behind_a_request_that_runs_alone_is_bounded() -> None:
+async def test_the_queue_behind_a_request_that_runs_alone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.admission.MAX_QUEUED_REQUESTS", 3)
     suspect = make_request("s", b"x" * 100, "slow")
     async with running_client() as client:
         running = asyncio.create_task(collect(client, suspect))
@@ -332,7 +333,7 @@ async def test_the_queue_behind_a_request_that_runs_alone_is_bounded() -> None:
         with pytest.raises(EngineDeadError):
             await running
         await client.engine.wait_ready()
-        doors = Admission(client, ServerConfig(), max_queued_requests=3)
+        doors = Admission(client, ServerConfig())
         streams = [doors.admit(ANYBODY, request) for request in (suspect, make_request("1"), make_request("2"))]
         with pytest.raises(QueueFullError, match=r"queue is full \(3 requests\)"):
             doors.admit(ANYBODY, make_request("3"))

@@ -100,10 +100,10 @@ async def test_a_crashed_engine_has_an_empty_cache(tmp_path: Path) -> None:
         before = counts.messages
         os.kill(serving.client.engine.pid, signal.SIGKILL)
         await follows(serving, follower, set())
-        states = serving.client.engine.watch()
+        engine = serving.client.engine
         async with asyncio.timeout(15):
-            while await states.get() != EngineState.READY or not serving.client.engine.restarts:
-                pass
+            while engine.state != EngineState.READY or not engine.restarts:
+                await engine.change.wait()
         assert counts.messages == before + 2  # when it died, and when the next one began
         await ask(server, "b" * 200)
         await follows(serving, follower, set(blocks_of("b" * 200)))

@@ -397,11 +397,10 @@ async def test_bug_a_stop_while_the_engine_restarts_restores_its_draft(tmp_path:
         engine = server.serving.client.engine
         await server.experiments.start(plan)
         await server.comes_to(lambda: server.serving.client.info.draft in ("small", "large"))
-        states = engine.watch()
-        assert await states.get() == EngineState.READY
+        change = engine.change
+        assert engine.state == EngineState.READY
         assert (await server.ask("x", cache_salt="die")).status_code == 503
-        if engine.state == EngineState.READY:
-            assert await states.get() != EngineState.READY
+        await change.wait()
         status = await server.experiments.stop("drafts")
         assert status.reason == "it was stopped by a call"
         assert (server.serving.client.info.draft, server.serving.client.draft_setting) == ("old", ("old", None))
