@@ -109,8 +109,9 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
-                lines = ready_lines(addresses, info, serving.knows_chat, config.server)
-                say("\n".join([*lines, *model_lines(serving.infos)]))
+                infos = serving.infos
+                lines = ready_lines(addresses, info, serving.knows_chat, config.server, several=len(infos) > 1)
+                say("\n".join([*lines, *model_lines(infos)]))
 
             await serving.run(on_ready)
 
@@ -145,8 +146,11 @@ def with_disk_cache(config: Config) -> Config:
     return config.model_copy(update={"engine": completed(config.engine), "engines": engines})
 
 
-def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
-    """Return the lines printed when the server is ready, including a client command to paste."""
+def ready_lines(
+    addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN, *, several: bool = False
+) -> list[str]:
+    """Return the lines printed when the server is ready, including a client command to paste. several: `model_lines` say
+    what each model uses."""
     drafters = ", ".join(info.drafters) or "none"
     host = _certified(_reachable(addresses.host), server.tls_cert)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
@@ -156,12 +160,13 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     if info.weight_bytes:
         weights = f"{info.weight_bytes / 2**30:.1f}"
         memory += f", {weights} GiB of weights on the GPU" if info.kernels == "triton" else f", {weights} of it weights"
+    uses = f"{memory}; the KV cache holds {info.kv_tokens:,} tokens, up to {info.max_context:,} of a request"
     return [
         f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",
         *([f"  HTTP  {scheme}://{host}:{http}/v1 (base URL of OpenAI clients)"] if http is not None else []),
         *([f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []),
-        f"  uses  {memory}; the KV cache holds {info.kv_tokens:,} tokens, up to {info.max_context:,} of a request",
+        *([] if several else [f"  uses  {uses}"]),
         f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{_credential_flags(server)} {ask}",
     ]
 

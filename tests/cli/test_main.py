@@ -321,6 +321,8 @@ def test_bug_every_one_of_several_models_shows_its_memory() -> None:
     shown = [re.findall(r"(\w+): .* (\d+\.\d) GiB of memory", line) for line in model_lines({"chat": one, "fim": two})]
     assert shown == [[("chat", "1.0")], [("fim", "3.0")]]
     assert model_lines({"chat": one}) == []
+    at = Addresses("box", 1, None)
+    assert "uses" not in "".join(ready_lines(at, one, False, several=True))  # each model's line says it
 
 
 def test_bug_closed_standard_streams_are_dev_null() -> None:
