@@ -149,8 +149,8 @@ def with_disk_cache(config: Config) -> Config:
 def ready_lines(
     addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN, *, several: bool = False
 ) -> list[str]:
-    """Return the lines printed when the server is ready, including a client command to paste. several: `model_lines` say
-    what each model uses."""
+    """Return the lines printed when the server is ready, including a client command to paste. several: what each
+    model uses stands in `model_lines`."""
     drafters = ", ".join(info.drafters) or "none"
     host = _certified(_reachable(addresses.host), server.tls_cert)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
