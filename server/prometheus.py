@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -14,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient
 from server.observe.metrics import Histogram, ServerMetrics
-from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason
+from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason, SpeculationStats
 
 if TYPE_CHECKING:
     from server.kv_events import KvEventCounts
@@ -149,22 +150,23 @@ def _tokens(metrics: ServerMetrics) -> Iterator[Metric]:
 
 
 def _speculation(metrics: ServerMetrics, info: EngineInfo | None) -> Iterator[Metric]:
-    steps = {"draft": metrics.drafting_steps, "plain": metrics.steps - metrics.drafting_steps}
+    stats = metrics.stats
+    steps = {"draft": stats.num_spec_steps, "plain": stats.num_steps - stats.num_spec_steps}
     yield _OURS.counter("sample_steps", "Steps of samples, by whether drafts were verified.", steps, "decision")
-    yield _OURS.counter("draft_tokens", "Verified draft tokens.", metrics.drafted)
-    yield _OURS.counter("accepted_tokens", "Accepted draft tokens.", metrics.accepted)
-    drafted = {name: part.num_draft_tokens for name, part in metrics.by_drafter.items()}
-    accepted = {name: part.num_accepted_draft_tokens for name, part in metrics.by_drafter.items()}
+    yield _OURS.counter("draft_tokens", "Verified draft tokens.", stats.num_draft_tokens)
+    yield _OURS.counter("accepted_tokens", "Accepted draft tokens.", stats.num_accepted_draft_tokens)
+    drafted = {name: part.num_draft_tokens for name, part in stats.by_drafter.items()}
+    accepted = {name: part.num_accepted_draft_tokens for name, part in stats.by_drafter.items()}
     yield _OURS.counter("drafter_draft_tokens", "Verified draft tokens, by drafter.", drafted, "drafter")
     yield _OURS.counter("drafter_accepted_tokens", "Accepted draft tokens, by drafter.", accepted, "drafter")
-    text, positions = "Accepted draft tokens, by depth.", _by_position(metrics)
+    text, positions = "Accepted draft tokens, by depth.", by_position(stats)
     yield _OURS.counter("accepted_tokens_per_position", text, positions, "position")
     for what in ("proposed", "accepted"):
         counts = {
             (name, str(at)): count
             for name in _WITH_MODEL
-            if name in metrics.by_drafter
-            for at, count in enumerate(getattr(metrics.by_drafter[name], f"{what}_at"), 1)
+            if name in stats.by_drafter
+            for at, count in enumerate(getattr(stats.by_drafter[name], f"{what}_at"), 1)
         }
         text = f"Trees with a token of a drafter with a model that was {what}, by depth from 1."
         yield _OURS.counter(f"drafter_{what}_per_position", text, counts, ("drafter", "position"))
@@ -177,8 +179,10 @@ def _speculation(metrics: ServerMetrics, info: EngineInfo | None) -> Iterator[Me
 _WITH_MODEL = ("head", *DRAFT_MODELS)
 
 
-def _by_position(metrics: ServerMetrics) -> dict[str, int]:
-    return {str(position): count for position, count in enumerate(metrics.accepted_at)}
+def by_position(stats: SpeculationStats) -> dict[str, int]:
+    """By k: steps that accepted more than k draft tokens."""
+    above = [*accumulate(reversed(stats.acceptance_histogram[1:]))][::-1]
+    return {str(position): count for position, count in enumerate(above)}
 
 
 def _latencies(metrics: ServerMetrics) -> Iterator[Metric]:
@@ -215,16 +219,16 @@ def vllm_families(metrics: ServerMetrics, load: EngineLoad, info: EngineInfo, mo
         ("num_preemptions", "Preemptions.", metrics.preemptions),
         ("prompt_tokens", "Prefill tokens processed.", metrics.prompt_tokens),
         ("generation_tokens", "Generation tokens processed.", metrics.output_tokens),
-        ("spec_decode_num_drafts", "Speculative steps.", metrics.drafting_steps),
-        ("spec_decode_num_draft_tokens", "Draft tokens.", metrics.drafted),
-        ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", metrics.accepted),
+        ("spec_decode_num_drafts", "Speculative steps.", metrics.stats.num_spec_steps),
+        ("spec_decode_num_draft_tokens", "Draft tokens.", metrics.stats.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", metrics.stats.num_accepted_draft_tokens),
     ):
         yield vllm.counter(name, text, value)
     reasons: Counter[str] = Counter(stop=0, length=0, abort=0)
     for reason, count in metrics.finished.items():
         reasons[_VLLM_REASONS.get(FinishReason(reason), "stop")] += count
     yield vllm.counter("request_success", "Requests that ended.", reasons, "finished_reason")
-    text, positions = "Accepted draft tokens by position.", _by_position(metrics)
+    text, positions = "Accepted draft tokens by position.", by_position(metrics.stats)
     yield vllm.counter("spec_decode_num_accepted_tokens_per_pos", text, positions, "position")
     if load.total_pages:
         cache = {

@@ -12,7 +12,6 @@ from server.http.call import Call
 from server.json_body import write_line
 from specdec.core.types import (
     Delta,
-    DrafterStats,
     Finished,
     FinishReason,
     Request,
@@ -79,7 +78,7 @@ class Totals:
             self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens
             self.rejected_prediction_tokens += event.usage.rejected_prediction_tokens
             self.omitted = omitted_lines(event.usage)
-            _add_stats(self.stats, event.stats)
+            self.stats.add(event.stats)
 
 
 _OMITTED = ("omitted_prefix_lines", "omitted_suffix_lines", "omitted_file_lines", "omitted_edits")
@@ -88,19 +87,6 @@ _OMITTED = ("omitted_prefix_lines", "omitted_suffix_lines", "omitted_file_lines"
 def omitted_lines(usage: Usage) -> dict[str, int]:
     """What the objective of time to first token left out of the prompt, by the fields of `Usage`."""
     return {name: count for name in _OMITTED if (count := getattr(usage, name))}
-
-
-def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
-    total.num_steps += part.num_steps
-    total.num_spec_steps += part.num_spec_steps
-    total.num_draft_tokens += part.num_draft_tokens
-    total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
-    histogram, more = total.acceptance_histogram, part.acceptance_histogram
-    histogram += [0] * (len(more) - len(histogram))
-    for accepted, steps in enumerate(more):
-        histogram[accepted] += steps
-    for name, drafter in part.by_drafter.items():
-        total.by_drafter.setdefault(name, DrafterStats()).add(drafter)
 
 
 class Answer(Protocol):

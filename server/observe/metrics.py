@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from server.errors import WATCHED_FILES, FileErrors
 from server.observe.records import CallRecord, RequestRecord, SampleRecord, TelemetryListener
-from specdec.core.types import DrafterStats, Finished, FinishReason, Started
+from specdec.core.types import Finished, FinishReason, SpeculationStats, Started
 
 LATENCY_BUCKETS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
@@ -67,10 +67,8 @@ class ServerMetrics(TelemetryListener):
         self.good_requests = self.good_tokens = 0  # of complete requests that met all their objectives
         self.missed: Counter[str] = Counter(dict.fromkeys(OBJECTIVES, 0))  # complete requests by missed objective
         self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = self.pauses = 0
-        self.steps = self.drafting_steps = self.drafted = self.accepted = 0
         self.prediction_accepted = self.prediction_rejected = 0
-        self.by_drafter: dict[str, DrafterStats] = {}
-        self.accepted_at: list[int] = []  # [k]: steps that accepted more than k draft tokens
+        self.stats = SpeculationStats()  # of all samples
         self.ttft, self.queue, self.gap, self.tpot = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
         self.prefill, self.decode, self.inference, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
         self.call_time = Histogram(LATENCY_BUCKETS_S)
@@ -97,7 +95,7 @@ class ServerMetrics(TelemetryListener):
             self.gap.add(gap_s)
 
     def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
-        usage, stats, timings = event.usage, event.stats, event.timings
+        usage, timings = event.usage, event.timings
         self.finished[event.reason.value] += 1
         self.preemptions += usage.preemptions
         self.pauses += usage.pauses
@@ -110,13 +108,7 @@ class ServerMetrics(TelemetryListener):
         self.inference.add((timings.prefill_ms + timings.decode_ms) / 1e3)
         if (tpot := sample.seconds_per_token) is not None:
             self.tpot.add(tpot)
-        self.steps += stats.num_steps
-        self.drafting_steps += stats.num_spec_steps
-        self.drafted += stats.num_draft_tokens
-        self.accepted += stats.num_accepted_draft_tokens
-        for name, part in stats.by_drafter.items():
-            self.by_drafter.setdefault(name, DrafterStats()).add(part)
-        self._accepted(stats.acceptance_histogram)
+        self.stats.add(event.stats)
 
     def request_ended(self, record: RequestRecord) -> None:
         how = _outcome(record)
@@ -149,14 +141,6 @@ class ServerMetrics(TelemetryListener):
         self.call_time.add(call.duration_s)
         if call.reason:
             self.refusals[call.reason] += 1
-
-    def _accepted(self, histogram: list[int]) -> None:
-        """``histogram[k]`` steps accepted k draft tokens each."""
-        self.accepted_at += [0] * (len(histogram) - 1 - len(self.accepted_at))
-        more = 0
-        for position in range(len(histogram) - 2, -1, -1):
-            more += histogram[position + 1]
-            self.accepted_at[position] += more
 
 
 def _outcome(record: RequestRecord) -> str:

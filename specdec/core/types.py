@@ -371,6 +371,19 @@ class SpeculationStats:
     acceptance_histogram: list[int] = field(default_factory=list)  # by k: steps of `num_spec_steps` that accepted k
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
 
+    def add(self, other: SpeculationStats) -> None:
+        """Add the counts of ``other``."""
+        self.num_steps += other.num_steps
+        self.num_spec_steps += other.num_spec_steps
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
+        histogram, more = self.acceptance_histogram, other.acceptance_histogram
+        histogram += [0] * (len(more) - len(histogram))
+        for accepted, steps in enumerate(more):
+            histogram[accepted] += steps
+        for name, drafter in other.by_drafter.items():
+            self.by_drafter.setdefault(name, DrafterStats()).add(drafter)
+
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per speculative step, the target's own one included; 1 if there was none."""

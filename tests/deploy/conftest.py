@@ -16,7 +16,7 @@ def exported() -> Scrape:
     with running() as server:
         engine = server.serving.client.engine
         engine.adopt(dataclasses.replace(engine.info, head_acceptance=(0.75,)), engine.config)
-        server.serving._observer.metrics.by_drafter["head"] = DrafterStats()
+        server.serving._observer.metrics.stats.by_drafter["head"] = DrafterStats()
         server.ask(prompt="hello", n=2)
         server.refused(prompt="x", temperature=-1)
         assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from server.observe.metrics import Histogram, ServerMetrics
 from server.observe.records import CallRecord, RequestRecord
+from server.prometheus import by_position
 from specdec.core.types import (
     Delta,
     DrafterStats,
@@ -79,10 +80,9 @@ def test_latencies_are_measured_at_event_arrival() -> None:
     assert (metrics.prompt_tokens, metrics.cached_tokens, metrics.output_tokens) == (3, 2, 6)
     assert metrics.requests == {"complete": 1, "failed": 0, "left": 0}
     assert {r: n for r, n in metrics.finished.items() if n} == {"eos": 1, "length": 1}
-    assert (metrics.preemptions, metrics.pauses, metrics.steps, metrics.drafting_steps) == (2, 14, 8, 6)
-    assert (metrics.drafted, metrics.accepted) == (18, 6)
-    assert metrics.by_drafter == {"suffix": DrafterStats(12, 4), "model": DrafterStats(10, 2)}
-    assert metrics.accepted_at == [4, 2]
+    assert (metrics.preemptions, metrics.pauses) == (2, 14)
+    by_drafter = {"suffix": DrafterStats(12, 4), "model": DrafterStats(10, 2)}
+    assert metrics.stats == SpeculationStats(8, 6, 18, 6, [2, 2, 2], by_drafter)
     assert (record.output_tokens, record.ttft_s) == (6, 1.5)
 
 
@@ -192,4 +192,4 @@ def test_accepted_per_position_is_a_count_of_steps(histograms: list[list[int]]) 
         record.saw(finished)
     steps = [accepted for histogram in histograms for accepted, n in enumerate(histogram) for _ in range(n)]
     longest = max((len(h) for h in histograms), default=1)
-    assert metrics.accepted_at == [sum(a > k for a in steps) for k in range(max(0, longest - 1))]
+    assert [*by_position(metrics.stats).values()] == [sum(a > k for a in steps) for k in range(max(0, longest - 1))]
