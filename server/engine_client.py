@@ -242,37 +242,6 @@ MAX_TRACE_STEPS = 1024
 TRACE_LIMIT_RULE = f"must lie in 1..{MAX_TRACE_STEPS}"
 
 
-class EngineCalls:
-    """Calls of the engine by number: futures of their answers."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)
-
-    def open(self) -> tuple[int, asyncio.Future[Any]]:
-        """A number and the future of its answer; the future raises a `RequestError` where the call fails."""
-        number = next(self._numbers)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        return number, future
-
-    def answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
-        """Resolve a call with the engine's answer, unless its caller has gone."""
-        future = self._waiting.pop(number, None)
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(unpack_error(error))
-
-    def fail_all(self, error: RequestError) -> None:
-        """End every call with ``error``."""
-        while self._waiting:
-            _, future = self._waiting.popitem()
-            if not future.done():
-                future.set_exception(error)
-
-
 _NOT_SENT = "the engine stopped before it got this request; retry shortly"
 
 
@@ -286,7 +255,8 @@ class EngineClient:
         self._suspects = Suspects()
         self._queue = SubmitQueue(self._submit, self._suspects.completed)
         self._table = RequestTable(self._left)
-        self._calls = EngineCalls()
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # answers under way, by the call's number
+        self._numbers = itertools.count(1)
         engine.listener = self
 
     @property
@@ -421,7 +391,7 @@ class EngineClient:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
                 self._queue.ended(rest[0])
             case Frame.ADMIN:
-                self._calls.answer(*rest)
+                self._on_answer(*rest)
             case _:
                 raise ValueError(f"unknown frame {kind!r}")
 
@@ -432,6 +402,15 @@ class EngineClient:
             self._queue.ended(event.request_id)
         self._table.deliver(event)  # last: it sets the event's id to the caller's
 
+    def _on_answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
+        answer = self._calls.get(number)
+        if answer is None or answer.done():
+            return  # its caller has gone
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(unpack_error(error))
+
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
         """End every request and call with ``error``. After a death, the requests that were running become suspects,
         and those that were not sent end with an error that does not count the death against them."""
@@ -441,13 +420,19 @@ class EngineClient:
             unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]
             self._table.fail(unsent, EngineDeadError(_NOT_SENT, error.retry_after_s))
         self._table.fail(self._table.engine_ids(), error)
-        self._calls.fail_all(error)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
 
     async def _call(self, command: str, *args: Any) -> Any:
         self.engine.check_ready()
-        number, answer = self._calls.open()
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
         self.engine.send(Frame.ADMIN, number, command, args)
-        return await answer
+        try:
+            return await answer
+        finally:
+            del self._calls[number]
 
 
 def _with_draft(config: EngineConfig, draft: str | None, dtype: WeightDtype | None) -> EngineConfig:

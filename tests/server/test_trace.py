@@ -15,8 +15,9 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from server.engine_client import MAX_TRACE_STEPS, EngineCalls
+from server.engine_client import MAX_TRACE_STEPS
 from server.errors import GenerationFailedError
+from server.ipc import Frame
 from specdec.api.v1 import model_pb2 as pb
 from specdec.core.types import trace_step
 from specdec.errors import EngineDeadError
@@ -98,16 +99,16 @@ async def test_a_read_ends_with_the_engine() -> None:
 
 
 async def test_an_answer_without_a_reader_is_dropped() -> None:
-    calls = EngineCalls()
-    number, future = calls.open()
-    future.cancel()
-    calls.answer(number, None, [])
-    calls.answer(99, None, [])
-    left_number, left = calls.open()
-    calls.fail_all(EngineDeadError())
-    calls.answer(left_number, None, [])
-    with pytest.raises(EngineDeadError):
-        await left
+    async with running_client() as client:
+        leaving = asyncio.create_task(client.trace(1))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        for number in (1, 99):
+            client.on_frame([Frame.ADMIN, number, None, []])
+        assert await client.trace(1) == []
+        for number in (1, 2):
+            client.on_frame([Frame.ADMIN, number, None, []])
+    assert leaving.cancelled()
 
 
 async def test_grpc_returns_steps_and_names_a_bad_limit() -> None:
