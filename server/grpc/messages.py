@@ -34,24 +34,16 @@ REASONS: dict[FinishReason, result.FinishReason.ValueType] = {
 _NUMERIC_MODES = {"bitwise": model.NUMERIC_MODE_BITWISE, "numerical": model.NUMERIC_MODE_NUMERICAL}
 
 
-def started_message(event: Started, model_name: str, arm: str = "") -> generation_pb2.Started:
-    """``arm``: as `Started.arm` of the proto."""
-    return generation_pb2.Started(model=model_name, arm=arm, **_named_fields(event))
-
-
-def delta_message(event: Delta) -> generation_pb2.Delta:
-    return generation_pb2.Delta(
-        index=event.index, token_ids=event.token_ids, text=event.text, logprobs=_logprobs_messages(event.logprobs),
-        tree=None if event.tree is None else _tree_message(event.tree),
-    )  # fmt: skip
-
-
 def event_message(kind: Callable[..., Answer], event: RequestEvent, model_name: str) -> Answer:
     """``event`` as a message of a stream, which is a ``kind``."""
     if isinstance(event, Delta):
-        return kind(delta=delta_message(event))
+        delta = generation_pb2.Delta(
+            index=event.index, token_ids=event.token_ids, text=event.text, logprobs=_logprobs_messages(event.logprobs),
+            tree=None if event.tree is None else _tree_message(event.tree),
+        )  # fmt: skip
+        return kind(delta=delta)
     if isinstance(event, Started):
-        return kind(started=started_message(event, model_name, current_arm()))
+        return kind(started=generation_pb2.Started(model=model_name, arm=current_arm(), **_named_fields(event)))
     assert isinstance(event, Finished)  # `Failed` is raised by the stream
     return kind(finished=generation_pb2.Finished(**_end_fields(event)))
 

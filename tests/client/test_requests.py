@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
-from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message
+from server.grpc.messages import REASONS, event_message, info_message, load_message, sample_message
 from server.grpc.request_reader import parse_generate
 from server.served_model import ServedModel
 from specdec.api.v1 import completion_pb2 as completion
@@ -173,5 +173,5 @@ def test_info_and_figures_arrive_unchanged() -> None:
 
 @given(st.builds(Started, st.just("r"), st.integers(0, 2**64 - 1), st.just(3), st.just(2), st.just(0.5)))
 def test_the_start_of_a_sample_arrives_unchanged(event: Started) -> None:
-    assert event_of(pb.GenerateStreamResponse(started=started_message(event, "m")), "other") == event
+    assert event_of(event_message(pb.GenerateStreamResponse, event, "m"), "other") == event
     assert event_of(pb.GenerateStreamResponse(), "r") is None  # of a later version

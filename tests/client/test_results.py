@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.grpc.messages import delta_message
+from server.grpc.messages import event_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import event_of
 from specdec.core.types import Delta, StepTree, TokenLogprobs
@@ -34,5 +34,5 @@ def test_deltas_arrive_unchanged(
     ids: list[int], text: str, tree: StepTree | None, top: list[tuple[int, float]]
 ) -> None:
     sent = Delta("r", 2, ids, text, [TokenLogprobs(token, -0.5, top) for token in ids], tree)
-    message = pb.GenerateStreamResponse(delta=delta_message(sent))
+    message = event_message(pb.GenerateStreamResponse, sent, "m")
     assert event_of(pb.GenerateStreamResponse.FromString(message.SerializeToString()), "r") == sent
