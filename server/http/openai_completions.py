@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from server.completion.prompt_packer import PackedPrompt
 from server.http.answering import Sample, Totals, answer, whole_answer
 from server.http.call import EVENT_STREAM, Call
 from server.http.fields import TTFT
@@ -80,17 +81,7 @@ def completion_fields(default_tokens: int, *, parse_special: bool) -> Table:
 COMPLETION_FIELDS = completion_fields(DEFAULT_MAX_TOKENS, parse_special=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """An encoded prompt."""
-
-    ids: tuple[int, ...]
-    text: str | None = None  # None: the caller sent token ids
-    ends: tuple[int, ...] = ()  # token ids that end what fills a gap
-    omitted: tuple[int, ...] | None = None  # as in `Request`
-
-
-async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) -> list[Prompt]:
+async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) -> list[PackedPrompt]:
     """Every prompt, encoded. With ``suffix``, each prompt is the text before a gap, of which as much is used as leaves
     room for the output.
 
@@ -111,17 +102,17 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
     prompts = []
     for prompt in given:
         if not isinstance(prompt, str):
-            prompts.append(Prompt(tuple(prompt)))
+            prompts.append(PackedPrompt(tuple(prompt)))
         elif suffix:
             packed = await model.completion.maker.pack_between(
                 prompt, suffix, fields.engine["stopping.max_tokens"], salt=fields.engine.get("cache_salt", ""),
                 ttft_ms=own.get("ttft_ms"),
             )  # fmt: skip
-            prompts.append(Prompt(packed.ids, prompt, packed.ends, packed.omitted))
+            prompts.append(packed)
         else:
             special, parse = own["add_special_tokens"], own["parse_special"]
             ids = await model.tokenizer.encode(prompt, add_special=special, parse_special=parse)
-            prompts.append(Prompt(tuple(ids), prompt))
+            prompts.append(PackedPrompt(tuple(ids)))
     return prompts
 
 
@@ -164,7 +155,7 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
             fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends),
             omitted=prompt.omitted,
         )
-        for i, prompt in enumerate(prompts or [Prompt(NO_PROMPT)])
+        for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
     )
     echo = fields.own["echo"]
     if requests[0].resume is not None and (echo or len(requests) > 1):
@@ -175,12 +166,11 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     if scored and fields.own.get("suffix"):
         body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")
     check_requests(requests, call.model.info, body.violations)
-    texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
+    texts = [""] * len(prompts)
+    if echo:
+        given = listed_prompts(fields.own["prompt"]) or ()
+        texts = [each if isinstance(each, str) else await call.model.tokenizer.decode(each) for each in given]
     return CompletionRequest(requests, streaming, tuple(texts), fields.own["return_token_ids"], scored)
-
-
-async def _text(call: Call, prompt: Prompt) -> str:
-    return await call.model.tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
 
 
 class CompletionAnswer:
