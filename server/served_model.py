@@ -20,7 +20,7 @@ from server.completion.service import CompletionService, OutcomeLog
 from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
-from server.engine_supervisor import EngineStartError
+from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.observe.metrics import ServerMetrics
@@ -277,9 +277,10 @@ def _load_warm(load: LoadTokenizer, config: EngineConfig) -> Tokenizer:
 class Models:
     """The models of a server in the order of the configuration; at least one."""
 
+    exporter: Exporter  # of the metrics of all models; set by `Serving`
+
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = tuple(models)
-        self.exporter: Exporter | None = None  # of the metrics of all models; None: none are kept
         self.were_ready = False  # whether all have become ready, which ends the start
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -294,6 +295,12 @@ class Models:
     def several(self) -> bool:
         """Whether there is more than one."""
         return len(self._models) > 1
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's, of several the first that is not ready."""
+        states = (model.client.engine.state for model in self._models)
+        return next((state for state in states if state != EngineState.READY), EngineState.READY)
 
     @property
     def take_requests(self) -> bool:

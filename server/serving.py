@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from server.body_budget import MAX_MESSAGE_BYTES, BodyBudget, raise_descriptor_limit
 from server.engine_client import EngineClient
 from server.engine_process import DEFAULT_FACTORY, bound_malloc, return_freed_memory
-from server.engine_supervisor import EngineStartError, EngineState, EngineSupervisor, RestartPolicy
+from server.engine_supervisor import EngineStartError, EngineSupervisor, RestartPolicy
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, HttpCalls, build_app, with_cors
 from server.http.call import ServerContext
@@ -81,7 +81,7 @@ class Serving:
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            server = ServerContext(self.models, self._probe_state, max_message_bytes)
+            server = ServerContext(self.models, max_message_bytes)
             tls = self.models.first.access.tls
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, bodies)
@@ -272,12 +272,6 @@ class Serving:
             change = model.client.engine.change
             await self._grpc.report_health()
             await change.wait()
-
-    def _probe_state(self) -> tuple[str, bool]:
-        """The engine's state, of several the first that is not ready; and whether the server is ready."""
-        states = [model.client.engine.state for model in self.models]
-        state = next((state for state in states if state != EngineState.READY), EngineState.READY)
-        return state, self.models.take_requests
 
 
 def _stop_signals() -> tuple[signal.Signals, ...]:

@@ -41,7 +41,6 @@ class ServerContext:
     """What the HTTP calls of one server share."""
 
     models: Models
-    state: Callable[[], tuple[str, bool]]  # the engines' state, and whether a request would be accepted now
     max_body_bytes: int
     call_ids: set[str] = field(default_factory=set)  # of calls in progress
     large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large body is parsed

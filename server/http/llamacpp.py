@@ -248,8 +248,8 @@ def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 
 async def health(call: Call) -> None:
     """Whether a request would be accepted now."""
-    state, is_ready = call.server.state()
-    if not is_ready:  # of a ready engine, the tokenizer is still loading
+    state = call.server.models.state
+    if not call.server.models.take_requests:  # of a ready engine, the tokenizer is still loading
         if call.model.gate.is_closed:
             raise DrainingError
         raise EngineDeadError("Loading model" if state in ("loading", "ready") else f"not ready: {state}")

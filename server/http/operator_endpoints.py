@@ -14,7 +14,7 @@ from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIM
 from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
 from server.http.call import Call, Endpoint, ErrorStyle
-from server.http.errors import PathNotFoundError, Refusal
+from server.http.errors import Refusal
 from server.http.openai_format import OPENAI_ERRORS
 from server.json_body import write_json
 from specdec.core.types import trace_dict
@@ -30,15 +30,15 @@ PROBE_ERRORS = ErrorStyle(_error_body, write_json)
 
 async def live(call: Call) -> None:
     """The server runs, whatever the engine does."""
-    state, _ = call.server.state()
-    await call.reply(200, {"status": "ok", "engine": state})
+    await call.reply(200, {"status": "ok", "engine": call.server.models.state})
 
 
 async def ready(call: Call) -> None:
     """Whether a request would be accepted now, by any model or the one in the query."""
-    state, is_ready = call.server.state()
+    models = call.server.models
+    state, is_ready = models.state, models.take_requests
     if name := call.query.get("model"):
-        model = call.server.models.find(name)
+        model = models.find(name)
         model.check_name(name)
         state, is_ready = model.client.engine.state, model.takes_requests
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
@@ -70,10 +70,7 @@ PROBES = (
 
 async def metrics(call: Call) -> None:
     """The server's metrics as text or as OpenMetrics, by the ``accept`` header."""
-    exporter = call.server.models.exporter
-    if exporter is None:
-        raise PathNotFoundError(METRICS_PATH)
-    data, media_type = exporter.render(call.header("accept"))
+    data, media_type = call.server.models.exporter.render(call.header("accept"))
     await call.reply_data(200, data, media_type)
 
 

@@ -51,7 +51,6 @@ async def test_an_unreadable_message_is_an_invalid_argument() -> None:
         again = server.generation.GenerateStream(stream_request("hello"))
         assert [message async for message in again][-1].WhichOneof("event") == "finished"
         exporter = server.serving.models.exporter
-        assert exporter is not None
         text, _ = exporter.render("")
         assert b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0' in text
 

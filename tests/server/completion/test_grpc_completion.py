@@ -160,7 +160,6 @@ async def test_outcomes_are_reported() -> None:
         await complete(server, pb.CompleteRequest(request_id="single", fim=fim()))
         single = pb.ReportOutcomeRequest(suggestion_id="single", outcome=pb.OUTCOME_ACCEPTED)
         assert (await server.completion.ReportOutcome(single)).known
-        assert server.serving.models.exporter is not None
         found = Scrape(server.serving.models.exporter.render("")[0].decode())
         assert found.value("specdec_suggestions_total") == 2
         counts = {"shown": 1, "partially_accepted": 1, "accepted": 1, "rejected": 0}  # what was revoked stays counted

@@ -70,7 +70,7 @@ class Told(FakeTokenizer):
 
 def make_context(tokenizer: FakeTokenizer | None = None, fim: Any = None, limit: int = 1 << 20) -> ServerContext:
     """A server whose engine is known but not running."""
-    return ServerContext(Models([make_model(tokenizer, fim)]), lambda: ("ready", True), limit)
+    return ServerContext(Models([make_model(tokenizer, fim)]), limit)
 
 
 def make_model(tokenizer: FakeTokenizer | None = None, fim: Any = None) -> ServedModel:
