@@ -144,6 +144,7 @@ class ServedModel:
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
         maker = RequestMaker(TimeBudget(client, self.admission))
+        self.admission.watch_prompt = maker.time.watch
         self.completion: CompletionService = CompletionService(maker, self.admission, outcomes)
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate = DrainGate()

@@ -99,4 +99,3 @@ class CompletionService:
         """outcomes: may be shared with other models."""
         self.maker, self.outcomes = maker, outcomes or OutcomeLog()
         self.sessions = SessionTable(partial(EditorSession, maker=maker, admit=admission.admit))
-        admission.watch_prompt = maker.time.watch
