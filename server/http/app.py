@@ -40,17 +40,6 @@ from server.served_model import ServedModel, Task
 from specdec.errors import InvalidRequestError
 
 
-class SlashTolerant(Starlette):
-    """A Starlette application that leaves out a slash at a path's end. Starlette itself would redirect the client,
-    behind a proxy with TLS to plain HTTP."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path.endswith("/") and path != "/":
-            scope["path"] = path.removesuffix("/")
-        await super().__call__(scope, receive, send)
-
-
 class EndpointApp:
     """An ASGI application for endpoints that share a method and a path."""
 
@@ -179,7 +168,7 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
         for path, methods in groups.items()
         for method, sharing in methods.items()
     ]
-    return SlashTolerant(routes=routes, exception_handlers={HTTPException: _refuse})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
 
 
 # The dialect of refusals for unknown paths, by prefix.
@@ -231,13 +220,15 @@ _CLIENT_LEFT = "499"
 
 
 class HttpCalls:
-    """An ASGI application around ``app``. Every answer carries an ``x-request-id``, the client's or a fresh one,
-    and repeats it as ``request-id`` for Anthropic's clients."""
+    """An ASGI application around ``app``, which gets paths without a slash at their end. Every answer carries an
+    ``x-request-id``, the client's or a fresh one, and repeats it as ``request-id`` for Anthropic's clients."""
 
     def __init__(self, app: ASGIApp, observer: Observer) -> None:
         self._app, self._observer = app, observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette itself would redirect the client, behind a proxy with TLS to plain HTTP.
+        scope["path"] = scope["path"].removesuffix("/") or "/"
         headers = dict(reversed(scope["headers"]))  # as `Call.header`, the first of a name
         record = self._observer.begin_call(
             "http", scope["path"], lambda name: headers.get(name.encode(), b"").decode("latin-1")
