@@ -17,7 +17,6 @@ from server.lsp.documents import (
     DocumentTable,
     OpenDocument,
     Project,
-    Settings,
     folders_of,
     may_suggest,
     read_settings,
@@ -105,16 +104,15 @@ ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 class Completer:
     """Completes one request at a time; a newer request makes older ones return nothing."""
 
-    def __init__(self, documents: DocumentTable, link: SessionLink, outcomes: Outcomes, settings: Settings) -> None:
+    def __init__(self, documents: DocumentTable, link: SessionLink, outcomes: Outcomes) -> None:
         self._documents, self._link, self._outcomes = documents, link, outcomes
-        self.settings = settings
         self._latest = 0
         self._reading: asyncio.Task[None] | None = None
 
     def touched(self, document: OpenDocument) -> None:
         """The user does something in ``document``: stop reading ahead, and begin again after a pause of `PAUSE_S`."""
         self.stop_reading()
-        if self.settings.ttft_ms and self._wanted(document, invoked=False):
+        if self._link.settings.ttft_ms and self._wanted(document, invoked=False):
             self._reading = asyncio.create_task(self._read_ahead(document), name="lsp-read-ahead")
 
     def stop_reading(self) -> None:
@@ -142,8 +140,8 @@ class Completer:
         self._latest += 1
         place = document.completed_at(params.position)
         turn, request = self._latest, self._request(document, place, params.context.selected_completion_info)
-        if not invoked and self.settings.debounce_ms:
-            await asyncio.sleep(self.settings.debounce_ms / 1e3)
+        if not invoked and (debounce_ms := self._link.settings.debounce_ms):
+            await asyncio.sleep(debounce_ms / 1e3)
             if turn != self._latest or document.revision != request.revision:
                 return []
         others: list[asyncio.Task[list[Answer]]] = []
@@ -193,7 +191,8 @@ class Completer:
         return types.CompletionList(is_incomplete=True, items=[item])
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
-        return may_suggest(document, self.settings) and (invoked or self.settings.mode == "auto")
+        settings = self._link.settings
+        return may_suggest(document, settings) and (invoked or settings.mode == "auto")
 
     def _request(
         self, document: OpenDocument, place: int, menu: types.SelectedCompletionInfo | None = None
@@ -202,7 +201,7 @@ class Completer:
         if menu is not None:
             start = document.place(menu.range.start)
             selected = (start, max(start, document.place(menu.range.end)), menu.text)
-        extra = tuple(self._documents.beside(document, self.settings))
+        extra = tuple(self._documents.beside(document, self._link.settings))
         return SuggestionRequest(
             document, document.revision, place, selected, extra, self._documents.project.repository_of(document.uri)
         )
@@ -232,8 +231,8 @@ class Workplace:
         self.documents = DocumentTable(self.project, unit)
         self.link = SessionLink(connect, settings, notices)
         self.outcomes = Outcomes(self.link.report)
-        self.completer = Completer(self.documents, self.link, self.outcomes, settings)
-        self.edits = InlineEdits(self.documents, self.link, notices, settings)
+        self.completer = Completer(self.documents, self.link, self.outcomes)
+        self.edits = InlineEdits(self.documents, self.link, notices)
         self._reporting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -255,9 +254,8 @@ class Workplace:
 
     def configure(self, given: Any) -> None:
         if isinstance(given, dict):
-            self.completer.settings, self._problems = read_settings(given, self.completer.settings)
-            self.edits.settings = self.completer.settings
-            self.link.configure(self.completer.settings)
+            settings, self._problems = read_settings(given, self.link.settings)
+            self.link.configure(settings)
             self._apply()
 
     def open_document(self, item: types.TextDocumentItem) -> None:
@@ -309,7 +307,7 @@ class Workplace:
         self._notices.over("settings")
         if self._problems:
             self._notices.warn("settings", "; ".join(self._problems))
-        if self.completer.settings.mode == "off":
+        if self.link.settings.mode == "off":
             self._notices.state(LinkState.OFF)
             self.link.stop()
         else:

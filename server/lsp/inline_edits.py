@@ -14,7 +14,7 @@ import grpc
 from lsprotocol import types
 
 from server.completion.documents import MAX_CHARACTERS
-from server.lsp.documents import DocumentTable, OpenDocument, Settings, may_suggest, secret
+from server.lsp.documents import DocumentTable, OpenDocument, may_suggest, secret
 from server.lsp.session import Notices, SessionLink, setup_of
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
@@ -169,11 +169,10 @@ class _Prediction:
 
 class InlineEdits:
     """Answers requests for the next edit. A newer request or a change ends the one before, except that after a taken
-    edit the rest of its answer comes without another request. ``settings`` may be replaced."""
+    edit the rest of its answer comes without another request."""
 
-    def __init__(self, documents: DocumentTable, link: SessionLink, notices: Notices, settings: Settings) -> None:
+    def __init__(self, documents: DocumentTable, link: SessionLink, notices: Notices) -> None:
         self._documents, self._link, self._notices = documents, link, notices
-        self.settings = settings
         self.history = EditHistory()
         self._latency = Latency()
         self._prediction: _Prediction | None = None
@@ -183,7 +182,7 @@ class InlineEdits:
 
     def apply(self, document: OpenDocument, changes: Iterable[types.TextDocumentContentChangeEvent]) -> None:
         """Change ``document`` and record what changed."""
-        recorded = not secret(document.name, self.settings)
+        recorded = not secret(document.name, self._link.settings)
         for change in changes:
             if recorded:
                 self.history.add(document, change)
@@ -227,7 +226,7 @@ class InlineEdits:
                     return None
                 self.cancel()
                 if not invoked:
-                    await asyncio.sleep(self._latency.debounce_s(self.settings.debounce_ms / 1e3))
+                    await asyncio.sleep(self._latency.debounce_s(self._link.settings.debounce_ms / 1e3))
                 client = self._link.client
                 if client is None or turn != self._latest or document.revision != revision:
                     return None
@@ -249,7 +248,7 @@ class InlineEdits:
         return edit, found.request_id
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
-        settings, model = self.settings, self._link.model
+        settings, model = self._link.settings, self._link.model
         if not (settings.next_edits and may_suggest(document, settings)) or len(document.text) > MAX_CHARACTERS:
             return False
         if not settings.edit_model and model and trained_form(model) is None:
@@ -265,7 +264,7 @@ class InlineEdits:
             return edit
 
     def _message(self, document: OpenDocument, place: int) -> pb.PredictEditRequest:
-        settings = self.settings
+        settings = self._link.settings
         setup = setup_of(settings, "")
         recent = [edit for edit in self.history.recent() if not secret(edit.path, settings)]  # as excluded by now
         return pb.PredictEditRequest(

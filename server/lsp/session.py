@@ -334,7 +334,8 @@ class SessionLink:
     loop."""
 
     def __init__(self, connect: Callable[[], Client], settings: Settings, notices: Notices) -> None:
-        self._connect, self._settings, self._notices = connect, settings, notices
+        self._connect, self._notices = connect, notices
+        self.settings = settings  # in force; `configure` changes them
         self._client: Client | None = None
         self._live: LiveSession | None = None
         self._ready = False
@@ -367,7 +368,7 @@ class SessionLink:
 
     def configure(self, settings: Settings) -> None:
         """Set the options of later requests. Another cache salt or model starts a new session."""
-        former, self._settings = self._settings, settings
+        former, self.settings = self.settings, settings
         if (former.cache_salt, former.model) != (settings.cache_salt, settings.model):
             self._session_id = ""
             self.reconnect("connecting with the changed settings" if self._keeping else "")
@@ -402,7 +403,7 @@ class SessionLink:
             if self._trouble:
                 self._notices.warn("server", self._trouble)
             return None
-        limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
+        limit, later = self.settings.time_limit_ms, asyncio.get_running_loop().call_later
         limit_s = NO_LIMIT_S if limit is None else limit / 1e3
         ends_s = asyncio.get_running_loop().time() + limit_s
         ask = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
@@ -438,7 +439,7 @@ class SessionLink:
         return [answer for answer in found if answer is not None]
 
     async def _sampled(self, request: SuggestionRequest, ends_s: float) -> Answer | None:
-        setup, client = setup_of(self._settings, self._session_id), self._client
+        setup, client = setup_of(self.settings, self._session_id), self._client
         if client is None:
             return None
         message = pb.CompleteRequest(
@@ -467,7 +468,7 @@ class SessionLink:
         if self._client is None:
             return
         with contextlib.suppress(CallError):  # only statistics are lost
-            await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self._settings.cache_salt)
+            await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self.settings.cache_salt)
 
     async def _keep(self) -> None:
         failures = 0
@@ -500,7 +501,7 @@ class SessionLink:
         async with self._connect() as client, client.completion.session() as call:
             self._client = client
             self._live = LiveSession(call, self._set_up, self._refused)
-            await self._live.run(self._settings, self._session_id)
+            await self._live.run(self.settings, self._session_id)
 
     def _set_up(self, ready: pb.SessionReady) -> None:
         self._session_id, self._ready, self._trouble = ready.session_id, True, ""

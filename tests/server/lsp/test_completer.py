@@ -49,7 +49,8 @@ class Answers(SessionLink):
 def made(link: SessionLink, text: str = "x = ", ttft_ms: float = 0.0) -> tuple[Completer, DocumentTable]:
     documents = DocumentTable(Project(), OffsetUnit.UTF16)
     documents.open(types.TextDocumentItem(URI, "python", 1, text))
-    return Completer(documents, link, Outcomes(link.report), Settings(debounceMs=0, ttftMs=ttft_ms)), documents
+    link.settings = Settings(debounceMs=0, ttftMs=ttft_ms)
+    return Completer(documents, link, Outcomes(link.report)), documents
 
 
 def params(kind: types.InlineCompletionTriggerKind, character: int) -> types.InlineCompletionParams:

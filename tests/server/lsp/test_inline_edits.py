@@ -126,6 +126,7 @@ class Server:
     """The server's side of predictions, which the test answers."""
 
     model = "sweep-next-edit-1.5b"
+    settings: Settings
 
     def __init__(self) -> None:
         self.client = self.completion = self
@@ -154,7 +155,8 @@ class Desk:
         notices = Notices(lambda text: None, self.statuses.append)
         notices.state(LinkState.READY)
         link: Any = self.server
-        self.edits = InlineEdits(self.table, link, notices, Settings.model_validate({"debounceMs": 0, **settings}))
+        link.settings = Settings.model_validate({"debounceMs": 0, **settings})
+        self.edits = InlineEdits(self.table, link, notices)
         lines = "".join(f"line {i}\n" for i in range(60))
         self.document, self.other = (self.open(name, lines) for name in ("a.py", "b.py"))
 
@@ -217,7 +219,7 @@ async def test_recorded_edits_of_a_file_that_is_excluded_later_are_not_sent() ->
     desk.change(2, "password ", document=desk.other)
     desk.change(10, "new\n")
     desk.change(2, "again ", document=desk.other)  # not complete
-    desk.edits.settings = desk.edits.settings.model_copy(update={"exclude": ("b.*",)})
+    desk.server.settings = desk.server.settings.model_copy(update={"exclude": ("b.*",)})
     asking = desk.ask(11)
     assert [edit.path for edit in (await desk.asked(1)).recent] == ["a.py"]
     asking.cancel()
