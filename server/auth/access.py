@@ -7,7 +7,7 @@ import logging
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,8 +180,13 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-KEY_HEADERS = ("authorization", "x-api-key")
 _SCHEME = "bearer "
+# Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
+METRICS_PATH = "/metrics"
+# A browser loads the playground before its user can enter a key. The playground's own calls send the key.
+PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
+_OPEN_PATHS = HEALTH_PATHS | PLAYGROUND_PATHS
 
 
 class Access:
@@ -193,23 +198,32 @@ class Access:
     """
 
     def __init__(self, config: ServerConfig, file_errors: FileErrors | None = None) -> None:
-        self.open_metrics = config.open_metrics
+        self._open_paths = _OPEN_PATHS | {METRICS_PATH} if config.open_metrics else _OPEN_PATHS
         self.browsers = BrowserRules(config)
         self._keys = None if config.keys_file is None else KeyRing(config.keys_file, file_errors=file_errors)
         self.tls: TlsFiles | None = None
         if config.tls_cert is not None and config.tls_key is not None:
             self.tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, file_errors=file_errors)
 
-    async def caller(self, headers: Mapping[str, str]) -> Principal:
-        """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
-        ``x-api-key``. Names are lower-case or case-insensitive.
+    async def http_caller(self, path: str, header: Callable[[str], str]) -> Principal:
+        """The principal of an HTTP request for ``path``. header: as in `BrowserRules.check`.
 
         Raises:
-            UnauthenticatedError: a key is required and missing or unknown.
+            UnauthenticatedError: a key is required and missing or unknown; 401 with ``WWW-Authenticate``.
         """
+        return ANYBODY if path in self._open_paths else await self._caller(header)
+
+    async def grpc_caller(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
+        """The principal of a gRPC call with ``metadata``; raises as `http_caller`."""
+        texts = {name: value for name, value in metadata or () if isinstance(value, str)}
+        return await self._caller(lambda name: texts.get(name, ""))
+
+    async def _caller(self, header: Callable[[str], str]) -> Principal:
+        """The principal of the key in a call's headers. Editors and SDKs send ``Bearer KEY`` in ``authorization``; some
+        send the bare key in ``x-api-key`` too, or only that."""
         if self._keys is None:
             return ANYBODY
-        authorization, key = (headers.get(name, "") for name in KEY_HEADERS)
+        authorization, key = header("authorization"), header("x-api-key")
         if authorization[: len(_SCHEME)].lower() == _SCHEME:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
@@ -226,33 +240,3 @@ class Access:
             return server.add_secure_port(address, grpc_credentials(self.tls))
         except RuntimeError:
             return 0
-
-
-# Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
-METRICS_PATH = "/metrics"
-# A browser loads the playground before its user can enter a key. The playground's own calls send the key.
-PLAYGROUND_PATHS = frozenset({"/", "/docs", "/page/{name}"})
-_OPEN_PATHS = HEALTH_PATHS | PLAYGROUND_PATHS
-
-
-async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
-    """The principal of an HTTP request for ``path``. headers: as in `Access.caller`.
-
-    Editors and SDKs send ``Authorization: Bearer KEY``; some send ``x-api-key: KEY`` too, or only that.
-
-    Raises:
-        UnauthenticatedError: a key is required and missing or unknown; 401 with ``WWW-Authenticate``.
-    """
-    if path in _OPEN_PATHS or (access.open_metrics and path == METRICS_PATH):
-        return ANYBODY
-    return await access.caller(headers)
-
-
-async def grpc_caller(access: Access, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal:
-    """The principal of a gRPC call with ``metadata``.
-
-    Raises:
-        UnauthenticatedError: a key is required and missing or unknown.
-    """
-    return await access.caller({name: value for name, value in metadata or () if isinstance(value, str)})

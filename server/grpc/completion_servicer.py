@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from server.auth.access import grpc_caller
 from server.auth.principal import current_caller, set_caller
 from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, TextEdit, check_length, place_of
 from server.completion.editor_session import EditorSession
@@ -102,7 +101,7 @@ class CompletionSession:
             await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
         if action == "ask":
             # Since the call began, the key may have been revoked or its limits changed.
-            set_caller(await grpc_caller(self._models.first.access, self._context.invocation_metadata()))
+            set_caller(await self._models.first.access.grpc_caller(self._context.invocation_metadata()))
         try:
             known = self._change(session, message)
             gap = self._gap(session, message.ask) if known and action == "ask" else None

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from server.auth.access import Access, grpc_caller
+from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, check_admin, set_caller
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
@@ -123,7 +123,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def _caller(self, details: Details) -> Principal:
         if details.method.startswith(_OPEN):
             return ANYBODY
-        return await grpc_caller(self._access, details.invocation_metadata)
+        return await self._access.grpc_caller(details.invocation_metadata)
 
 
 def _refusing(error: RequestError) -> Handler:

@@ -16,7 +16,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specdec
-from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, ANTHROPIC_ERRORS
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
@@ -52,8 +51,7 @@ class EndpointApp:
         try:
             access = self._server.models.first.access
             access.browsers.check(endpoint.method, call.header)
-            sent = {name: call.header(name) for name in KEY_HEADERS}
-            set_caller(await http_caller(access, endpoint.path, sent))
+            set_caller(await access.http_caller(endpoint.path, call.header))
             await call.read()
             claiming = (each for each in self._endpoints if each.claims is not None and each.claims(call.data))
             endpoint = next(claiming, endpoint)
