@@ -55,8 +55,7 @@ class CompletionSession:
         self._owner = ""  # scope of the session and its suggestions
         self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
         self._asked: asyncio.Task[None] | None = None
-        self._open_ask: int | None = None  # its end is not sent yet
-        self._reading_ahead = False  # whether the current request is to read ahead
+        self._ask_id, self._reading_ahead = 0, False  # of the current request; whether it is to read ahead
 
     async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest]) -> None:
         """Serve until the client has closed its side and has all answers, or has left.
@@ -114,8 +113,7 @@ class CompletionSession:
         elif not known or (action == "ask" and gap is None):
             await self._out.put(self._resync(session, message))
         elif gap is not None:
-            self._open_ask = ask_id
-            self._reading_ahead = message.ask.read_ahead
+            self._ask_id, self._reading_ahead = ask_id, message.ask.read_ahead
             self._asked = asyncio.create_task(self._respond(session, ask_id, gap), name="completion-ask")
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
@@ -212,7 +210,6 @@ class CompletionSession:
             await self._out.put(error if ends_session else ask_refused(ask_id, error))
         except Exception as error:  # raised again in the call's own task
             await self._out.put(error)
-        self._open_ask = None
 
     async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
         put, caller = self._out.put, current_caller()
@@ -238,13 +235,13 @@ class CompletionSession:
 
     async def _drop(self, reason: result.FinishReason.ValueType) -> None:
         """Stop answering the current request. Its generation continues until the session reuses or stops it."""
-        if self._asked is not None:
-            self._asked.cancel()
-            await asyncio.wait([self._asked])
-            self._asked, self._reading_ahead = None, False
-        if self._open_ask is not None:
-            dropped, self._open_ask = self._open_ask, None
-            await self._out.put(suggestion_dropped(dropped, reason))
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.cancel()
+            await asyncio.wait([asked])
+            self._reading_ahead = False
+            if asked.cancelled():  # else its end is sent
+                await self._out.put(suggestion_dropped(self._ask_id, reason))
 
 
 class CompletionServicer(pb_grpc.CompletionServiceServicer):
