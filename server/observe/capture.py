@@ -95,51 +95,12 @@ CAPTURE_FILES = NumberedFiles(CAPTURE_PREFIX, CAPTURE_SUFFIX, digits=8)
 MAX_BYTES = 256 << 20  # of all capture files in a folder
 
 
-class CaptureWriter:
-    """Appends lines. A file that reaches a sixteenth of ``max_bytes`` is followed by a new one, and the oldest files
-    are deleted, so that the total stays below ``max_bytes``.
-
-    Raises:
-        OSError: the folder cannot be created or written.
-    """
-
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
-        self._writer = NumberedWriter(folder, CAPTURE_FILES, sync=False)  # do not block the event loop
-        self._begin_file()
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line.
-
-        Raises:
-            OSError: the disk is full or read-only.
-            ValueError: the line is larger than a file.
-        """
-        data, most = orjson.dumps(line) + b"\n", self._max_bytes // 16
-        if len(data) > most:
-            raise ValueError(f"it takes {len(data)} bytes, and a file has at most {most}: leave the prompts out")
-        if self._writer.size + len(data) > most:
-            self._begin_file()
-        self._writer.append(data)
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _begin_file(self) -> None:
-        room = self._max_bytes * 15 // 16
-        sizes = {path: path.stat().st_size for path in CAPTURE_FILES.paths(self._folder)}
-        left = sum(sizes.values())
-        for path, size in sizes.items():
-            if left <= room:
-                break
-            path.unlink()
-            left -= size
-        self._writer.begin_file()
-
-
 class Capture(TelemetryListener):
     """A listener that writes `trace_line` of each request as it ends, so lines are not in order of arrival. While the
     disk is full or read-only, requests are not captured, which is logged once and counted.
+
+    A file that reaches a sixteenth of ``max_bytes`` is followed by a new one, and the oldest files are deleted, so that
+    the total stays below ``max_bytes``.
 
     Raises:
         ConfigError: the folder cannot be written at start.
@@ -148,11 +109,13 @@ class Capture(TelemetryListener):
     def __init__(
         self, folder: Path, max_bytes: int = MAX_BYTES, *, prompts: bool, file_errors: FileErrors | None = None
     ) -> None:
-        self._folder, self._prompts, self._hashes = folder, prompts, BlockHashes()
+        self._folder, self._max_bytes = folder, max_bytes
+        self._prompts, self._hashes = prompts, BlockHashes()
         self._errors: FileErrors = Counter() if file_errors is None else file_errors
         self._failing = self._closed = False
         try:
-            self._writer = CaptureWriter(folder, max_bytes)
+            self._writer = NumberedWriter(folder, CAPTURE_FILES, sync=False)  # do not block the event loop
+            self._begin_file()
         except OSError as error:
             raise ConfigError(f"server.capture_dir: {folder} cannot be written ({error.strerror})") from None
 
@@ -163,7 +126,7 @@ class Capture(TelemetryListener):
             return
         arrived_s = time.time() - (time.monotonic() - record.began_s)
         try:
-            self._writer.write(trace_line(record, arrived_s, self._hashes, prompts=self._prompts))
+            self.write(trace_line(record, arrived_s, self._hashes, prompts=self._prompts))
         except ValueError as error:
             _LOG.warning("a request was not captured: %s", error)
         except OSError as error:
@@ -179,3 +142,28 @@ class Capture(TelemetryListener):
     def close(self) -> None:
         self._closed = True
         self._writer.close()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line.
+
+        Raises:
+            OSError: the disk is full or read-only.
+            ValueError: the line is larger than a file.
+        """
+        data, most = orjson.dumps(line) + b"\n", self._max_bytes // 16
+        if len(data) > most:
+            raise ValueError(f"it takes {len(data)} bytes, and a file has at most {most}: leave the prompts out")
+        if self._writer.size + len(data) > most:
+            self._begin_file()
+        self._writer.append(data)
+
+    def _begin_file(self) -> None:
+        room = self._max_bytes * 15 // 16
+        sizes = {path: path.stat().st_size for path in CAPTURE_FILES.paths(self._folder)}
+        left = sum(sizes.values())
+        for path, size in sizes.items():
+            if left <= room:
+                break
+            path.unlink()
+            left -= size
+        self._writer.begin_file()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.observe.capture import CAPTURE_FILES, CaptureWriter
+from server.observe.capture import CAPTURE_FILES, Capture
 from specdec.errors import ConfigError
 from specdec.load.trace_file import read_trace_lines
 from tests.server.observe.capture.lines import captured_lines
@@ -15,7 +15,7 @@ LINE = {"prompt": "x" * 200, "stop": ("a\u2028b",), "seed": None}
 
 
 def written(folder: Path, count: int, max_bytes: int = 1 << 20, start: int = 0) -> None:
-    out = CaptureWriter(folder, max_bytes)
+    out = Capture(folder, max_bytes, prompts=True)
     for number in range(start, start + count):
         out.write(LINE | {"offset_s": 1.7e9 + number})
     out.close()
@@ -72,13 +72,13 @@ def test_a_file_of_ones_own_keeps_its_last_line(tmp_path: Path, name: str) -> No
 def test_a_folder_without_captures_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no captured requests; start the server with --capture"):
         read_trace_lines(tmp_path)
-    CaptureWriter(tmp_path, 1 << 20).close()
+    Capture(tmp_path, 1 << 20, prompts=True).close()
     with pytest.raises(ConfigError, match="holds no request"):
         read_trace_lines(tmp_path)
 
 
 def test_skipped_records_are_reported(tmp_path: Path) -> None:
-    out = CaptureWriter(tmp_path, 1 << 16)
+    out = Capture(tmp_path, 1 << 16, prompts=True)
     with pytest.raises(ValueError, match="at most"):
         out.write({"prompt": "x" * (1 << 12)})
     out.write(LINE | {"offset_s": 1.0})
