@@ -56,21 +56,21 @@ class Soak:
         request = Request(
             f"r{number}", prompt, SamplingParams(temperature=rng.choice((0.0, 1.0)), n=rng.choice((1, 1, 3))),
             StoppingParams(max_tokens=rng.choice((1, 8, 30))), cache_salt=script, priority=rng.choice((0, 1)),
-            deadline_s=rng.choice((None, None, 5.0, 0.001)),
+            deadline_s=rng.choice((None, None, 5.0, 0.001)), omitted=rng.choice((None, (0, 0, 0, 0))),
         )  # fmt: skip
         while not self.model.client.engine.is_ready:
             await asyncio.sleep(0.01)
         self.sent += 1
         limit = rng.choice((None, None, 0, 2))
         try:
-            await (self._shared(request, limit) if rng.random() < 0.3 else self._alone(request, limit))
+            await self._ask(request, limit)
         except RequestError:
             self.failed += 1
         else:
             self.cancelled += limit is not None
             self.complete += limit is None
 
-    async def _alone(self, request: Request, limit: int | None) -> None:
+    async def _ask(self, request: Request, limit: int | None) -> None:
         key = "k" if self.rng.random() < 0.1 else ""
         async with self.model.admission.admit(ANYBODY, request, key) as stream:
             if self.rng.random() < 0.1:
@@ -80,17 +80,6 @@ class Soak:
                 seen += 1
                 if limit is not None and seen > limit:
                     return
-
-    async def _shared(self, request: Request, limit: int | None) -> None:
-        run = self.model.completion.start(ANYBODY, request)
-        try:
-            seen = 0
-            async for _ in run.events:
-                seen += 1
-                if limit is not None and seen > limit:
-                    return
-        finally:
-            run.close()
 
 
 @pytest.mark.parametrize(
