@@ -473,8 +473,8 @@ class _Running(NamedTuple):
 
 async def run_requests(
     admission: Admission, requests: Sequence[Request], key: str = "", *, most: int | None = None
-) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    """The events of ``requests``: (number of the request, event). Sample i of request r has the index r * n + i.
+) -> AsyncGenerator[RequestEvent]:
+    """The events of ``requests``. Sample i of request r has the index r * n + i.
 
     Read it inside `contextlib.aclosing`: closing it aborts all requests in the engine. A request that is submitted
     while no other one of the call runs, as the first is, must find room. One that finds none beside others waits until
@@ -488,7 +488,7 @@ async def run_requests(
     if len(requests) == 1:
         async with admission.admit(current_caller(), requests[0], key) as stream:
             async for event in stream:
-                yield 0, event
+                yield event
         return
     waiting = deque(enumerate(requests))
     running: dict[int, _Running] = {}
@@ -524,7 +524,7 @@ async def run_requests(
             else:
                 if isinstance(item, Delta | Finished):
                     item.index += number * requests[0].sampling.n
-                yield number, item
+                yield item
     finally:
         for each in running.values():
             each.reading.cancel()

@@ -80,13 +80,13 @@ async def run_all(model: ServedModel, requests: Sequence[Request]) -> list[Answe
     answers = [Answer() for _ in requests]
     most = IN_FLIGHT * model.info.max_batch
     async with aclosing(run_requests(model.admission, requests, most=most)) as events:
-        async for number, event in events:
+        async for event in events:
             if isinstance(event, Delta):
-                answers[number].logprobs += event.logprobs
+                answers[event.index].logprobs += event.logprobs
             elif isinstance(event, Finished):
                 if event.reason is FinishReason.ABORTED:
                     raise GenerationFailedError("ABORTED", "the request was aborted before its end")
-                answers[number].end = event
+                answers[event.index].end = event
     return answers
 
 

@@ -94,8 +94,8 @@ class Answer(Protocol):
 
     media_type: bytes  # of a stream
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
-        """The stream's next bytes after an event of request number ``prompt``; may be empty."""
+    def take(self, event: RequestEvent) -> bytes:
+        """The stream's next bytes after ``event``; may be empty."""
 
     def last(self) -> bytes:
         """The end of the stream."""
@@ -124,8 +124,8 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None
     hold, held = call.holds_headers, b""
     left, cut = sum(request.sampling.n for request in requests), False
     async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
-        async for prompt, event in events:
-            data = form.take(prompt, event)
+        async for event in events:
+            data = form.take(event)
             if hold:
                 data = held = held + data
                 if isinstance(event, Started):
@@ -149,7 +149,7 @@ async def whole_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sa
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
     async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
-        async for _, event in events:
+        async for event in events:
             totals.add(event)
             if isinstance(event, Delta):
                 sample = samples[event.index]

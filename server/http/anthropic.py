@@ -289,7 +289,7 @@ class MessageAnswer:
         self._form, self._blocks, self._totals = parsed.form, Blocks(parsed.form), Totals()
         self._end: dict[str, Any] = {}
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._totals.add(event)
         if isinstance(event, Delta):
             return self._steps(self._blocks.push(event.text, event.token_ids))

@@ -148,7 +148,7 @@ class LlamaAnswer:
         self._with_new_line: set[int] = set()  # samples
         self._seed: int | None = None
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Finished):
             has_new_line = event.index in self._with_new_line
             return sse(result(self._request, self._model, "", [], event, self._seed, has_new_line=has_new_line))

@@ -42,7 +42,7 @@ async def parse_fim(call: Call) -> CompletionRequest:
 class FimAnswer(CompletionAnswer):
     """Each chunk's choice has a ``delta.content``, which Continue requires. There is nothing but text."""
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
         if isinstance(event, Delta) and event.text:
             return self._chunks.chunk(_chunk_choice(event.index, event.text, None))

@@ -336,7 +336,7 @@ class OllamaAnswer:
         if parsed.context and parsed.request is not None:
             self._context = [*parsed.request.prompt_ids]
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._totals.add(event)
         if isinstance(event, Delta):
             if self._context is not None:

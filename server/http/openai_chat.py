@@ -86,7 +86,7 @@ class ChatAnswer:
         self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
         self._parsers = [parsed.form.parser(whole=parsed.streaming.is_mistral) for _ in range(self._n)]
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)

@@ -190,18 +190,20 @@ class CompletionAnswer:
         samples = sampling.n * len(parsed.requests)
         self._head, self._request, self._n, self._tokenizer = head, parsed, sampling.n, tokenizer
         self._chunks, self._scores = Chunks(head, parsed.streaming, samples), scores
+        self._prompts = {request.request_id: number for number, request in enumerate(parsed.requests)}
         self._logprobs: list[LegacyLogprobs] | None = None
         if output.logprobs is not None:
             resume, skip = parsed.requests[0].resume, output.skip_special_tokens
             self._logprobs = [LegacyLogprobs(tokenizer, resume, skip_special=skip) for _ in range(samples)]
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)
         if isinstance(event, Finished):
             choice = {"index": event.index, "text": "", "logprobs": None, **finish_fields(event)}
             return self._chunks.finish(choice)
+        prompt = self._prompts[event.request_id]
         return b"".join(self._beginning(prompt, prompt * self._n + i) for i in range(self._n))
 
     def last(self) -> bytes:

@@ -278,7 +278,7 @@ class ResponseAnswer:
         self._n_rows_sent = 0
         self._last_status = "completed"
 
-    def take(self, prompt: int, event: RequestEvent) -> bytes:
+    def take(self, event: RequestEvent) -> bytes:
         self._totals.add(event)
         if isinstance(event, Delta):
             self._rows += logprob_entries(self._tokenizer, event.logprobs)

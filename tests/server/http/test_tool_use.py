@@ -201,7 +201,7 @@ def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) ->
     writer = ChatAnswer({"id": "c"}, parsed, FakeTokenizer())
     events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
     end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
-    data = b"".join(writer.take(0, event) for event in (*events, end)) + writer.last()
+    data = b"".join(writer.take(event) for event in (*events, end)) + writer.last()
     lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n")[:-2]]
     return [json.loads(line)["choices"][0] for line in lines]
 

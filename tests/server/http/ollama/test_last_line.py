@@ -22,7 +22,7 @@ from tests.server.fake_tokenizer import FakeTokenizer
 def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
     form = OllamaAnswer(OllamaRequest("m", Request("r", (1,)), True, {}, AnswerForm()), response, FakeTokenizer())
-    found = json.loads(form.take(0, end))
+    found = json.loads(form.take(end))
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))
     assert (found["prompt_eval_count"], found["eval_count"]) == (0, 0)

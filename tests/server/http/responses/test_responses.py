@@ -89,7 +89,7 @@ def test_a_response_that_stops_by_itself_is_completed() -> None:
             await call.read()
             stream = ResponseAnswer(call, await parse_responses(call), FakeTokenizer())
             end = Finished("", 0, reason, None, Usage(), SpeculationStats(), Timings())
-            taken = [stream.take(0, event) for event in (Started("", 1, 8, 3, 0.5), Delta("", 0, [1], "a"), end)]
+            taken = [stream.take(event) for event in (Started("", 1, 8, 3, 0.5), Delta("", 0, [1], "a"), end)]
             return b"".join(taken) + stream.last()
 
         return [json.loads(line[6:]) for line in asyncio.run(write()).splitlines() if line.startswith(b"data: ")]
