@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,7 +212,11 @@ class HeadModel:
 
 _EMBED_NORM, _FIRST_NORM = "layers.0.input_layernorm", "layers.0.hidden_norm"
 _TABLES = {"embed_tokens.weight", "d2t", "t2d"}
-_TRAINING_ONLY = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's own, in some speculators files
+_TRAINING_ONLY = {"verifier_lm_head.weight", "verifier_norm.weight"}  # the target's own, in some speculators files
+_LAYER_TENSORS = (
+    r"(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.(?:weight|bias)"
+    r"|(?:self_attn\.[qk]_norm|hidden_norm|input_layernorm|post_attention_layernorm)\.weight"
+)
 _BYTES = {"int8": 1, "bf16": 2, "fp32": 4}  # bytes per packed value
 
 
@@ -234,21 +239,23 @@ class _Loader:
         self._tensors, self._paths = read_tensors(folder)
         self._dtype: RoundedKind = "int8" if dtype == "auto" else dtype
         self._target = target
-        self._known = {*_TABLES, *_TRAINING_ONLY}  # names of tensors that belong to the head; those read are added
         self._normed = any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in self._tensors)
 
     def load(self, target_embed: Tensor) -> HeadModel:
-        """The packed head. Every tensor is checked as it is read; none may be left unread."""
+        """The packed head. Every tensor is checked as it is read."""
+        self._check_names()
         if _FIRST_NORM + ".weight" not in self._tensors:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
-        matrices = [t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in self._known]
+        matrices = [
+            t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in _TABLES | _TRAINING_ONLY
+        ]
         check_memory(str(self._folder), sum(matrices) * _BYTES[self._dtype], self._dtype)
         hidden, norms = self._config.model.hidden_size, self._config.features_norms
         width = len(self._config.aux_layers) * self._target.hidden_size
-        head = HeadModel(
+        return HeadModel(
             config=self._config,
             target_vocab=self._target.vocab_size,
             embed=self._embed(target_embed),
@@ -261,12 +268,17 @@ class _Loader:
             target_ids=self._target_ids(),
             digest=f"{fingerprint_files([self._folder / 'config.json', *self._paths])} {self._dtype}",
         )
-        others = [name for name in self._tensors if name not in self._known and "rotary_emb" not in name]
+
+    def _check_names(self) -> None:
+        """Raise if there is a tensor that no such head has: first, because another kind of head lacks others too."""
+        layers = "|".join(map(str, range(self._config.model.n_layers)))
+        names = re.compile(rf"(?:fc|lm_head)\.(?:weight|bias)|norm\.weight|layers\.(?:{layers})\.(?:{_LAYER_TENSORS})")
+        known = _TABLES | _TRAINING_ONLY | {name + ".weight" for name in self._config.features_norms}
+        others = [n for n in self._tensors if n not in known and "rotary_emb" not in n and not names.fullmatch(n)]
         if others:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
             )
-        return head
 
     def _layer(self, at: int) -> HeadLayer:
         c, attention, mlp = self._config.model, f"layers.{at}.self_attn.", f"layers.{at}.mlp."
@@ -310,7 +322,6 @@ class _Loader:
             raise ModelError(
                 f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
             )
-        self._known.add(name)
         self._check_shape(name, tuple(tensor.shape), shape)
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -79,14 +80,25 @@ class TraceWriter:
         try:
             open(path, "a", opener=_own).close()
         except OSError as error:
-            raise ConfigError(f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})") from None
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # a full disk does not prevent a start
+                said = f"engine.speculation.trace_file: {path} cannot be written ({error.strerror})"
+                raise ConfigError(said) from None
 
     def write(self, step: StepTrace) -> None:
         """Append a step. Raises OSError."""
-        if self._file is None or self._written >= self._max_bytes:
+        begins = self._file is None or self._written >= self._max_bytes
+        if begins:
             self.close()
-            self._begin()
-        self._line(trace_dict(step) | {"replay": step.replay})
+        try:
+            if begins:
+                self._begin()
+            self._line(trace_dict(step) | {"replay": step.replay})
+        except OSError:
+            if begins and self._file is not None:  # a file without a step would push an older one out
+                with suppress(OSError):
+                    self.close()
+                os.truncate(self._path, 0)
+            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -158,6 +170,8 @@ def _header(path: Path) -> dict[str, Any]:
             header = json.loads(file.readline() or "null")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as a trace ({error})") from None
+    if header is None:
+        raise ConfigError(f"{path}: is empty; the first step begins it")
     if not isinstance(header, dict) or header.get("specdec_trace") != VERSION:
         raise ConfigError(f"{path}: is no decision trace of version {VERSION}; write one with --trace-file")
     if not isinstance(header.get("controller"), dict):

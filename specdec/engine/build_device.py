@@ -202,6 +202,7 @@ class DevicePlatform:
 
         Raises:
             KernelError: a kernel is wrong here that nothing replaces.
+            ConfigError: ``strict`` is set and the kernels are not bitwise.
         """
         decoder = build_device_decoder(
             self._config, model, self._device, pages, positions, tuple(aux_layers), WORKING_BYTES

@@ -32,8 +32,9 @@ Target = LoadedModel[Any]
 class HostPlatform:
     """The CPU.
 
-    Attributes: ``kernels``, their name; ``mode``, whether a row has the same bits in any batch; ``kv_dtype``, of the
-    target's KV cache; ``arithmetic``, what of machine and kernels bits depend on, for the numeric fingerprint.
+    Attributes: ``kernels``, their name; ``sampling``, those that sample; ``mode``, whether a row has the same bits in
+    any batch; ``kv_dtype``, of the target's KV cache; ``arithmetic``, what of machine and kernels bits depend on, for
+    the numeric fingerprint.
 
     Raises:
         ConfigError: ``strict`` is set and the kernels are not bitwise, or the KV cache's type needs a GPU.

@@ -136,7 +136,8 @@ class Speculation:
         return Controller(Estimates(model_based, verify, levels, learned, params, tree_rows))
 
     def _trace_writer(self, controller: Controller) -> TraceWriter | None:
-        """The writer of the configured trace file, which begins with ``controller``: each swap rotates it."""
+        """The writer of the configured trace file, which begins with ``controller``: a swap's first
+        step rotates it."""
         file = self._config.trace_file
         return None if file is None else TraceWriter(file, controller.as_dict())
 

@@ -303,13 +303,15 @@ class GrammarCompiler:
             raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
 
     def _check_room(self, key: str) -> None:
-        """Drop the cancelled grammars of ``key``, and refuse a further one if too many are left."""
-        jobs = self._jobs.get(key, deque())
-        waiting = [job for job in jobs if not job.future.cancelled()]
-        if len(waiting) >= MAX_PENDING_PER_KEY:
+        """Drop cancelled grammars, and refuse a further one of ``key`` if too many are left."""
+        for name, jobs in list(self._jobs.items()):
+            waiting = deque(job for job in jobs if not job.future.cancelled())
+            if waiting:
+                self._jobs[name] = waiting
+            else:
+                del self._jobs[name]
+        if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:
             raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S, "grammars of one key")
-        jobs.clear()
-        jobs.extend(waiting)
 
     def _enqueue(self, key: str | None, work: Callable[[], Result]) -> Future[Result]:
         """Let the thread do ``work``. The lock is held, so the thread takes it only after the caller is done.

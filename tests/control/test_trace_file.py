@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,3 +192,41 @@ def test_a_disk_that_is_full_at_the_first_step_ends_only_the_trace(
 
 def full(*_: object, **__: object) -> None:
     raise OSError("no space")
+
+
+def test_starts_whose_header_alone_fits_on_the_disk_delete_no_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, 1)
+    line = TraceWriter._line
+
+    def header_only(writer: TraceWriter, value: Mapping[str, Any]) -> None:
+        line(writer, value)
+        if "specdec_trace" not in value:
+            raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWriter, "_line", header_only)
+        for number in range(5):
+            log = TraceLog(3, TraceWriter(path, {}))
+            log.add(step(number))
+            log.close()
+    assert {kept.name: kept.stat().st_size > 0 for kept in tmp_path.iterdir()} == {"t.jsonl": False, "t.jsonl.1": True}
+    with pytest.raises(ConfigError, match=r"t\.jsonl: is empty; the first step begins it"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_without_room_for_a_new_file_does_not_prevent_a_start(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(number, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", no_room)
+        log = TraceLog(3, TraceWriter(tmp_path / "t.jsonl", {}))
+    log.add(step(0))
+    log.close()
+    assert [found.step for found in read_trace(tmp_path / "t.jsonl")[1]] == [0]

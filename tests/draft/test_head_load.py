@@ -139,6 +139,10 @@ def _set(name: str, value: Tensor) -> Change:
     return lambda c, t: t.update({name: value})
 
 
+def _rename(name: str, kind: str) -> Change:
+    return lambda c, t: t.update({name.replace("weight", kind): t.pop(name)})
+
+
 def _config(**fields: Any) -> Change:
     return lambda c, t: c.update(fields)
 
@@ -163,6 +167,16 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
     (_set("fc.weight", torch.zeros(HIDDEN, 3 * 64, dtype=torch.int8)), UnsupportedModelError, r"fc\.weight has type"),
     (_set("layers.1.mlp.up_proj.weight", torch.zeros(2)), UnsupportedModelError, r"layers\.1\.mlp\.up_proj"),
     (_config(num_hidden_layers=2), ModelError, r"layers\.1\.\S+ is missing"),
+    (
+        _rename(LAYER + "self_attn.q_proj.weight", "qweight"),
+        UnsupportedModelError,
+        r"q_proj\.qweight belongs to no layer",
+    ),
+    (
+        _rename(LAYER + "mlp.gate_proj.weight", "experts"),
+        UnsupportedModelError,
+        r"gate_proj\.experts belongs to no layer",
+    ),
     (_set("additional_layers.0.hidden_norm.weight", torch.zeros(HIDDEN)), UnsupportedModelError, "additional_layers"),
     (_config(speculators_model_type="peagle"), UnsupportedModelError, "speculators_model_type 'peagle'"),
     (_config(parallel_drafting=True), UnsupportedModelError, "'parallel_drafting'"),

@@ -252,6 +252,26 @@ def test_keys_are_served_in_turn_and_none_fills_the_queue(monkeypatch: pytest.Mo
     assert order[:5] == ["a0", "a1", "b0", "a2", "b1"]
 
 
+def test_cancelled_grammars_of_other_keys_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client chooses the key, so that one which leaves at once could keep any number of texts waiting."""
+    gate, began = threading.Event(), threading.Event()
+
+    def gated(process: grammar_compiler.CheckProcess, params: GrammarParams, cpu_seconds: float) -> str:
+        began.set()
+        assert gate.wait(60)
+        return grammar_source(params)
+
+    monkeypatch.setattr(grammar_compiler.CheckProcess, "check", gated)
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
+    first = ours.start(GrammarParams(KIND.REGEX, "a"), "a")
+    assert began.wait(60)
+    for number in range(50):
+        ours.start(GrammarParams(KIND.REGEX, f"b{number}"), f"salt {number}").cancel()
+    assert list(ours._jobs) == ["salt 49"]
+    gate.set()
+    assert ours.state(first).mask(()).any()
+
+
 def test_use_does_not_change_a_cached_grammar() -> None:
     params = GrammarParams(KIND.CHOICE, '["one", "two"]')
     first = start(params)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 
-# Bounds of the calibration's cells. Cell numbers are stored in traces and profiles, so a change makes both unreadable.
+# Bounds of the calibration's cells. Traces and profiles store cell numbers, so a change raises the versions of both
+# files (`VERSION` of control/trace.py, `_VERSION` of engine/profile_cache.py).
 PROB_EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.985)  # a drafter's own probability
 DEPTH_EDGES = (2, 3, 4, 6, 9)  # depths 1, 2, 3, 4-5, 6-8, 9 and more
 TEMPERATURE_EDGES = (1e-9, 0.5, 1.0)  # greedy, up to 0.5, up to 1, above
