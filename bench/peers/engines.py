@@ -23,7 +23,7 @@ from specdec.child_python import module_command, module_environment
 from specdec.models.gguf import GGUFFile
 from specdec.models.hf import weight_files
 from specdec.models.progress import Progress
-from specdec.models.resolve import resolve
+from specdec.models.resolve import AdapterCheckpoint, resolve
 
 _SHOWN = 300  # characters of the converter's output in an error
 
@@ -86,8 +86,10 @@ class PeerModel:
 
 
 def find_model(ref: str, cache_dir: Path, progress: Progress) -> PeerModel:
-    """The model that ``ref`` names, fetched if necessary; raises as `resolve`."""
+    """The model that ``ref`` names, fetched if necessary; raises as `resolve`, and PeerError for an adapter."""
     checkpoint = resolve(ref, cache_dir, progress)
+    if isinstance(checkpoint, AdapterCheckpoint):
+        raise PeerError(f"{ref}: is an adapter, which peers cannot load so; merge it (peft: merge_and_unload)")
     path = checkpoint.path
     if path.suffix == ".gguf":
         file = GGUFFile(path)

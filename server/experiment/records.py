@@ -190,15 +190,16 @@ RECORD_FILES = FrameFiles("records-", ".sdr", digits=5, magic=b"SDREC\x00\x00\x0
 
 
 class RecordWriter:
-    """Writes one frame per record to a new file, which begins with a frame of the field names.
+    """Writes one frame per record; each file begins with a frame of the field names. A file that reaches ``max_bytes``
+    is followed by a new one.
 
     Raises:
         OSError: the folder cannot be created or written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = FrameWriter(folder, RECORD_FILES, sync=True)
-        self._writer.begin_file(self._writer.frame(RECORD_FIELDS))
+    def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
+        self._writer, self._max_bytes = FrameWriter(folder, RECORD_FILES, sync=True), max_bytes
+        self._begin_file()
 
     def write(self, record: Record) -> None:
         """Append a record.
@@ -206,17 +207,22 @@ class RecordWriter:
         Raises:
             OSError: the disk is full; the record is not in the file, earlier ones are.
         """
+        if self._writer.size >= self._max_bytes:
+            self._begin_file()
         self._writer.append(self._writer.frame(to_row(record)))
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file that records are written to."""
         assert self._writer.path is not None  # begun in the constructor
         return self._writer.path
 
     def close(self) -> None:
         """Sync to disk. Idempotent."""
         self._writer.close()
+
+    def _begin_file(self) -> None:
+        self._writer.begin_file(self._writer.frame(RECORD_FIELDS))
 
 
 @dataclass

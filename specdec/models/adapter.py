@@ -16,8 +16,10 @@ from specdec.models.weights import linear_plans
 
 _WAY_OUT = "merge it (peft: merge_and_unload), and save the whole model"
 _TENSOR = re.compile(
-    r"base_model\.model\.[\w.]*?(layers\.\d+)\.(?:self_attn|mlp)\.((?:experts\.\d+\.)?\w+)_proj\.lora_([AB])\.weight"
+    r"base_model\.model\.(?:(?:model|language_model)\.)*(layers\.\d+)\.(?:self_attn|mlp)"
+    r"\.((?:experts\.\d+\.)?\w+)_proj\.lora_([AB])\.weight"
 )
+_OF_IMAGES = re.compile(r"\bvis(?:ion|ual)")  # in names of a multimodal model's tensors, of which only text is served
 # Fields of adapter_config.json that change what the matrices mean, where they are set
 _UNSUPPORTED = ("use_dora", "alpha_pattern", "alora_invocation_tokens", "use_qalora", "use_bdlora", "layer_replication")
 # Beginnings of a training that leave the base as it is; others, such as PiSSA's, take a part out of it
@@ -46,7 +48,8 @@ class AdapterSource(TensorSource):
             self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder / ADAPTER_WEIGHTS}: truncated or corrupt ({error}); fetch it again") from None
-        self._factors = dict(self._role(tensor) for tensor in self._file.keys())  # noqa: SIM118
+        names = (name for name in self._file.keys() if not _OF_IMAGES.search(name))  # noqa: SIM118
+        self._factors = dict(map(self._role, names))
         self._adapted = {role for role, _ in self._factors}
         with well_formed(str(folder / ADAPTER_WEIGHTS)):
             self._check_shapes()
@@ -75,6 +78,7 @@ class AdapterSource(TensorSource):
 
     def _check(self, config: dict[str, Any]) -> None:
         wrong = [field for field in _UNSUPPORTED if config.get(field)]
+        wrong += ["revision"] if config.get("revision") not in (None, "main") else []
         wrong += ["peft_type"] if config.get("peft_type") != "LORA" else []
         wrong += ["init_lora_weights"] if config.get("init_lora_weights") not in _INITIAL else []
         for field in wrong:
@@ -96,7 +100,7 @@ class AdapterSource(TensorSource):
         shapes = {role: [rows, plan.columns] for plan in plans for role, rows in plan.parts}
         for role in sorted(self._adapted):
             (rank, columns), (rows, inner) = (self._view(role, factor).get_shape() for factor in "AB")
-            if [rows, columns] != shapes.get(role) or rank != inner:
+            if [rows, columns] != shapes.get(role) or rank != inner or rank == 0:
                 raise ModelError(
                     f"{self._folder}: the factors of {role} are [{rank}, {columns}] and [{rows}, {inner}], which does "
                     f"not fit {self._base.name}, where it is {shapes.get(role, 'missing')}; name the model that the "

@@ -149,7 +149,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
     },
-    "ministral3": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": None},
+    "ministral3": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262144,
+        "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
     "qwen3_moe": {
@@ -160,7 +175,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
-    "gemma": {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma": {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192},
     "gemma3": {
         "vocab_size": 262208,
         "hidden_size": 2304,
@@ -178,8 +193,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "granite": {"max_position_embeddings": 2048},
-    "smollm3": {"rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
-    "seed_oss": {"head_dim": 128},
+    "smollm3": {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288},
 }
 _SCORING = ("Classification", "RewardModel")  # ends of the names of classes with another head
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -240,7 +255,7 @@ class _Reader:
         window, local = self._layers(layers)
         moe, rope = self.family == "qwen3_moe", self._rope()
         # Queries are multiplied by a function of their position, which is 1 in the original context.
-        given = self.data.get("rope_scaling") or self.data.get("rope_parameters") or {}
+        given = (self.data.get("rope_parameters") or {}) | (self.data.get("rope_scaling") or {})
         positions_scale = given.get("llama_4_scaling_beta")
         attn_scale = float(self.data.get("query_pre_attn_scalar", head_dim)) ** -0.5
         embed_scale = math.sqrt(hidden) if self.family in ("gemma", "gemma3") else 1.0

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a Hugging Face model folder, and the chat template of one that belongs to another model."""
+"""Reads the tokenizer of a Hugging Face folder: tokenizer.json, its settings and chat templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from specdec.models.checkpoint import (
     read_text_file,
     well_formed,
 )
-from specdec.models.config import ModelConfig
 from specdec.models.embedding import folder_pooling
 from specdec.models.hf import language_model
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
@@ -22,8 +21,8 @@ from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
-    """The tokenizer of ``folder``, whose model has the shape ``config``.
+def load_hf_tokenizer(folder: Path, vocab_size: int, like: Tokenizer | None = None) -> Tokenizer:
+    """The tokenizer of ``folder``, whose model has an embedding of ``vocab_size`` rows.
 
     like: see `Tokenizer.like`.
 
@@ -57,10 +56,10 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         eos = _token_id(data, named.get("eos_token"), None)
         adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
         end = eos if settings.get("add_eos_token") else _template_end(data.get("post_processor"))
-        if bos is not None and not 0 <= bos < config.vocab_size:
-            raise ModelError(f"{folder}: begin token {bos} is none of the model's {config.vocab_size}; fetch it again")
+        if bos is not None and not 0 <= bos < vocab_size:
+            raise ModelError(f"{folder}: begin token {bos} is none of the model's {vocab_size}; fetch it again")
         ends += [] if eos is None else [eos]
-        known = tuple(end for end in dict.fromkeys(ends) if 0 <= end < config.vocab_size)
+        known = tuple(end for end in dict.fromkeys(ends) if 0 <= end < vocab_size)
     info = TokenizerInfo(
         bos_id=bos,
         add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),
@@ -75,20 +74,6 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
         return Tokenizer.like(like, serialised, info)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from None
-
-
-def with_chat_template(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """``tokenizer`` with the chat template in ``folder`` and the end token beside it; unchanged if there is none.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    with well_formed(str(path)):
-        template, tool_template = _chat_templates(folder, settings)
-        end = tokenizer.token_id(_content(settings.get("eos_token")) or "")
-    return tokenizer if template is None else tokenizer.with_template(template, tool_template, end)
 
 
 def _ids(value: Any) -> list[int]:

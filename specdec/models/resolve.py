@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
 from specdec.models.hf import HFSource, parse_quantized_config, weight_files
-from specdec.models.hf_tokenizer import load_hf_tokenizer, with_chat_template
+from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ class HFCheckpoint:
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        return load_hf_tokenizer(self.path, config or HFSource(self.path, "numpy").config, like)
+        return load_hf_tokenizer(self.path, (config or HFSource(self.path, "numpy").config).vocab_size, like)
 
 
 class GGUFCheckpoint:
@@ -92,16 +92,12 @@ class GGUFCheckpoint:
 
 
 class AdapterCheckpoint:
-    """A LoRA adapter in the folder ``path``, as PEFT saves it, added to its ``base``.
-
-    place: as for `HFCheckpoint`.
-    """
+    """A LoRA adapter in ``folder``, as PEFT saves it, added to its ``base``."""
 
     keeps_packed = True
 
-    def __init__(self, path: Path, base: Checkpoint, name: str | None = None, place: Path | None = None) -> None:
-        self.path, self.place = path, place or path
-        self.name = name or path.resolve().name
+    def __init__(self, folder: Checkpoint, base: Checkpoint) -> None:
+        self.name, self.path, self.place = folder.name, folder.path, folder.place
         self._base = base
 
     def fingerprint(self) -> str:
@@ -119,10 +115,12 @@ class AdapterCheckpoint:
         return AdapterSource(base, self.path, self.name)
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The base's, with the chat template and the end token that the adapter's folder has."""
+        """The one in the adapter's folder, with what only the base's has of ends and templates; without one, that."""
         with _of_base(self.path):
-            tokenizer = self._base.tokenizer(cache_dir, config, like)
-        return with_chat_template(tokenizer, self.path)
+            base = self._base.tokenizer(cache_dir, config, like)
+        if not (self.path / "tokenizer.json").exists():
+            return base
+        return load_hf_tokenizer(self.path, base.vocab_size, base).completed_by(base)
 
 
 @contextmanager
@@ -131,21 +129,21 @@ def _of_base(adapter: Path) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        where = f"base_model_name_or_path in {adapter}/adapter_config.json"
-        raise type(error)(
-            f"{error}; {where} names it, and may name another folder, .gguf file or known model"
-        ) from None
+        said = f"base_model_name_or_path in {adapter}/adapter_config.json names it"
+        raise type(error)(f"{error}; {said}, and may name another folder, .gguf file or known model") from None
 
 
 def adapter_base(folder: Path) -> str | None:
     """The base model that the adapter in ``folder`` names; None if there is no adapter, or a whole model beside it.
 
     Raises:
-        ModelError: the adapter names none.
+        ModelError: the adapter names none, or its weights are in no safetensors file.
     """
     path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
-    if not path.exists() or not weights <= {ADAPTER_WEIGHTS}:
+    if not os.path.exists(path) or not weights <= {ADAPTER_WEIGHTS}:
         return None
+    if not weights:
+        raise ModelError(f"{folder}: holds an adapter without {ADAPTER_WEIGHTS}; save it with PEFT's save_pretrained")
     base = read_json(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path must name the adapter's base model, got {base!r}")
@@ -161,11 +159,24 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     Raises:
         ModelError: there is none, or it cannot be fetched.
     """
-    path = Path(os.path.expanduser(ref))  # not pathlib's, which raises where there is no such user
-    if path.is_dir():
-        return _adapter(path, cache_dir, progress) or _folder(path)
-    if path.is_file():
-        return GGUFCheckpoint(path)
+    found = _find(ref, cache_dir, progress)
+    base = adapter_base(found.path) if isinstance(found, HFCheckpoint) else None
+    if base is None:
+        return found
+    with _of_base(found.path):
+        model = _find(base, cache_dir, progress)
+        if isinstance(model, HFCheckpoint) and adapter_base(model.path) is not None:
+            raise ModelError(f"{base}: is an adapter too; merge it into its base (peft: merge_and_unload)")
+    return AdapterCheckpoint(found, model)
+
+
+def _find(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
+    """As `resolve`, but an adapter's folder is taken for a model's."""
+    path = os.path.expanduser(ref)  # not pathlib's, which raises where there is no such user
+    if os.path.isdir(path):
+        return _folder(Path(path))
+    if os.path.isfile(path):
+        return GGUFCheckpoint(Path(path))
     if ref.startswith(RANDOM_PREFIX):
         from specdec.models.random_model import RandomCheckpoint
 
@@ -177,7 +188,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     if ref.endswith(".gguf") or ref.startswith((".", "/", "~")):
         raise ModelError(f"{ref}: no such file or folder")
     if _HUB_ID.fullmatch(ref):
-        return _from_hub(ref, cache_dir, progress)
+        return _from_hub(ref, cache_dir / "hub")
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 
@@ -194,37 +205,24 @@ def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) 
 def is_here(ref: str, cache_dir: Path) -> bool:
     """Whether `resolve` fetches nothing for ``ref``, which may name nothing; False for a hub id, which is not looked
     up."""
-    path = Path(os.path.expanduser(ref))
-    if path.exists():
-        base = adapter_base(path)
-        return base is None or is_here(base, cache_dir)
+    path = os.path.expanduser(ref)
+    with suppress(ModelError):  # which `resolve` reports
+        ref = adapter_base(Path(path)) or ref
+    if os.path.exists(os.path.expanduser(ref)):
+        return True
     if ref in CATALOGUE:
         return Fetcher(cache_dir / "models").is_complete(CATALOGUE[ref])
     return ref.endswith(".gguf") or not _HUB_ID.fullmatch(ref)
 
 
-def _from_hub(repository: str, cache_dir: Path, progress: Progress) -> Checkpoint:
+def _from_hub(repository: str, pins: Path) -> Checkpoint:
     """The checkpoint of a repository on the hub, whose folder changes with the commit that `fetch_from_hub` pins."""
-    pins = cache_dir / "hub"
-    folder, named = fetch_from_hub(repository, pins), (repository.rpartition("/")[2], pins / repository)
+    folder = fetch_from_hub(repository, pins)
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
             f"{repository}: holds no safetensors; if it holds .gguf files, download one and give the path of that file"
         )
-    return _adapter(folder, cache_dir, progress, *named) or HFCheckpoint(folder, *named)
-
-
-def _adapter(
-    folder: Path, cache_dir: Path, progress: Progress, name: str | None = None, place: Path | None = None
-) -> Checkpoint | None:
-    """The adapter in ``folder`` over its base; None if it holds none, or a whole model beside it."""
-    base = adapter_base(folder)
-    if base is None:
-        return None
-    with _of_base(folder):
-        if adapter_base(Path(base)) is not None:
-            raise ModelError(f"{base}: is an adapter too; merge it into its base (peft: merge_and_unload)")
-        return AdapterCheckpoint(folder, resolve(base, cache_dir, progress), name, place)
+    return HFCheckpoint(folder, repository.rpartition("/")[2], pins / repository)
 
 
 def _folder(path: Path) -> Checkpoint:

@@ -151,10 +151,17 @@ class Tokenizer:
             return Tokenizer(serialised, info)
         return known._with(info)
 
-    def with_template(self, template: str, tool_template: str | None, end: int | None) -> Tokenizer:
-        """This vocabulary with other chat templates, and with the token ``end`` as a further end of a text."""
-        ends = self.eos_ids if end is None or end in self.eos_ids else (*self.eos_ids, end)
-        return self._with(replace(self._info, chat_template=template, tool_template=tool_template, eos_ids=ends))
+    def completed_by(self, base: Tokenizer) -> Tokenizer:
+        """This tokenizer with the ends of ``base`` too, and what it lacks of a chat template and a pooling."""
+        own, other = self._info, base._info
+        ends = dict.fromkeys((*own.eos_ids, *other.eos_ids))
+        info = replace(own, eos_ids=tuple(ends), pooling=own.pooling or other.pooling)
+        if own.chat_template is None:
+            info = replace(
+                info, chat_template=other.chat_template, tool_template=other.tool_template,
+                template_variables=other.template_variables | own.template_variables,
+            )  # fmt: skip
+        return self._with(info)
 
     def _with(self, info: TokenizerInfo) -> Tokenizer:
         twin = copy.copy(self)

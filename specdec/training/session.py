@@ -25,7 +25,7 @@ from specdec.models.checkpoint import Checkpoint
 from specdec.models.fetch import file_lock
 from specdec.models.memory import measure_model
 from specdec.models.progress import Progress, silent
-from specdec.models.resolve import resolve
+from specdec.models.resolve import AdapterCheckpoint, resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.transformers_model import read_with_transformers
 from specdec.training.card import TrainingResult, model_card
@@ -155,6 +155,10 @@ def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress 
     checkpoint = resolve(plan.draft, plan.cache_dir, progress or silent)
     if not checkpoint.path.exists():
         raise TrainingError(f"--draft: {plan.draft} has no file to read; give a folder, a GGUF file or a known name")
+    if isinstance(checkpoint, AdapterCheckpoint):
+        raise TrainingError(
+            f"--draft: {plan.draft} is an adapter; merge it (peft: merge_and_unload), and save the model"
+        )
     if is_head(checkpoint.path):
         raise TrainingError(f"--draft: {plan.draft} is a feature head; name a draft model")
     if checkpoint.open().config.mask_token is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -135,24 +136,37 @@ def test_factors_in_bf16(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     assert load(adapter, tmp_path).bits == load(exact, tmp_path).bits
 
 
-def test_the_chat_template_and_the_end_are_the_adapters(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
+def test_the_tokenizer_of_the_adapter(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Trainings rename special tokens and choose another chat template; the model's own ends are never lost."""
+    adapter, messages = make_adapter(tiny("llama"), tmp_path / "tuned"), [{"role": "user", "content": "a"}]
     base = load_tokenizer(str(tiny("llama")), tmp_path)
-    assert load_tokenizer(str(adapter), tmp_path).render_chat([{"role": "user", "content": "a"}]) == base.render_chat(
-        [{"role": "user", "content": "a"}]
-    )
-    (adapter / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": "{{ messages[0].content }}!", "eos_token": "<|im_start|>"})
-    )
+    assert load_tokenizer(str(adapter), tmp_path).render_chat(messages) == base.render_chat(messages)
+    renamed = (tiny("llama") / "tokenizer.json").read_text().replace("<|im_start|>", "<|end|>")
+    (adapter / "tokenizer.json").write_text(renamed)
     own = load_tokenizer(str(adapter), tmp_path)
-    assert own.render_chat([{"role": "user", "content": "a"}]) == "a!"
-    assert own.eos_ids == (*base.eos_ids, base.token_id("<|im_start|>"))
-    assert own.fingerprint == base.fingerprint
-    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ 1 }}", "eos_token": "<|im_end|>"}))
-    assert load_tokenizer(str(adapter), tmp_path).eos_ids == base.eos_ids
-    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
-    with pytest.raises(ModelError, match=r"tokenizer_config.json: holds a value of the wrong kind"):
-        load_tokenizer(str(adapter), tmp_path)
+    assert own.render_chat(messages) == base.render_chat(messages)  # it has no template
+    assert own.eos_ids == base.eos_ids
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    settings = {"chat_template": template, "eos_token": "<|end|>", "bos_token": "<|im_end|>"}
+    (adapter / "tokenizer_config.json").write_text(json.dumps(settings))
+    (adapter / "modules.json").write_text(
+        json.dumps([{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}])
+    )
+    (adapter / "1_Pooling").mkdir()
+    (adapter / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    own = load_tokenizer(str(adapter), tmp_path)
+    assert own.render_chat(messages) == "<|im_end|>a<|end|>"
+    assert own.eos_ids == (base.token_id("<|im_start|>"), *base.eos_ids)
+    assert own.pooling == "last"
+    assert load(adapter, tmp_path).tokenizer.eos_ids == own.eos_ids
+
+
+def test_factors_of_an_image_encoder_are_left_out(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
+    bits = load(adapter, tmp_path).bits
+    tower = "base_model.model.model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
+    change_tensors(adapter, lambda t: t.update({tower.format(x): torch.ones(4, 4) for x in "AB"}))
+    assert load(adapter, tmp_path).bits == bits
 
 
 @pytest.mark.parametrize(
@@ -162,6 +176,7 @@ def test_the_chat_template_and_the_end_are_the_adapters(tiny: Callable[[str], Pa
         ({"use_dora": True}, "use_dora True is not supported; merge it"),
         ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens \[1, 2\] is not supported"),
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern .* is not supported"),
+        ({"revision": "v2"}, "revision 'v2' is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' is not supported"),
         ({"lora_alpha": "many"}, "holds a value of the wrong kind"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must name the adapter's base model, got None"),
@@ -208,6 +223,7 @@ def test_what_is_refused(fields: dict[str, Any], words: str, tiny: Callable[[str
             "layers.9.q .*does not fit",
         ),
         (lambda t: t.update({n: torch.zeros(4, 65) for n in t if "0.mlp.down_proj.lora_A" in n}), "does not fit"),
+        (lambda t: t.update({n: torch.zeros((0, 96) if "_A" in n else (64, 0)) for n in t if ".0.mlp.d" in n}), "fit"),
         (lambda t: t.update({n: torch.zeros(64, 3) for n in t if "0.mlp.down_proj.lora_B" in n}), "does not fit"),
         (lambda t: t.update({n: torch.zeros(64) for n in t if "0.mlp.down_proj.lora_B" in n}), "of the wrong kind"),
     ],
@@ -236,14 +252,47 @@ def test_an_incomplete_download(tiny: Callable[[str], Path], tmp_path: Path) -> 
     with pytest.raises(ModelError, match="truncated or corrupt"):
         load(adapter, tmp_path)
     (adapter / WEIGHTS).unlink()
-    with pytest.raises(ModelError, match=f"{WEIGHTS}: cannot be read"):
+    with pytest.raises(ModelError, match=f"holds an adapter without {WEIGHTS}"):
         load(adapter, tmp_path)
 
 
 def test_its_base_has_to_be_here(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
     assert is_here(str(adapter), tmp_path)
+    assert is_here(str(change(adapter, base_model_name_or_path=str(adapter))), tmp_path)
+    assert is_here(str(change(adapter, base_model_name_or_path=None)), tmp_path)  # `resolve` says what is wrong
     assert not is_here(str(change(adapter, base_model_name_or_path="org/base")), tmp_path)
     shutil.copy(tiny("llama") / "model.safetensors", adapter)
     shutil.copy(tiny("llama") / "config.json", adapter)
     assert is_here(str(adapter), tmp_path)  # a whole model beside the adapter
+
+
+def test_a_merged_file_beside_the_adapter(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
+    write_tiny_gguf(tiny("llama"), adapter / "merged.gguf")
+    assert differences(load(adapter, tmp_path).weights, load_oracle(tiny("llama")), tolerance=1e-6) == []
+
+
+def test_a_base_that_may_not_be_read(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = change(make_adapter(tiny("llama"), tmp_path / "tuned"), base_model_name_or_path="/root/base")
+    status = os.stat
+
+    def denied(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("/root/base"):
+            raise PermissionError(13, "Permission denied", path)
+        return status(path, **options)
+
+    monkeypatch.setattr("os.stat", denied)
+    with pytest.raises(ModelError, match="/root/base: no such file or folder"):
+        resolve(str(adapter), tmp_path, silent)
+
+
+def test_an_adapter_of_a_hub_id_that_names_itself(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = change(make_adapter(tiny("llama"), tmp_path / "tuned"), base_model_name_or_path="org/tuned")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(adapter))
+    with pytest.raises(ModelError, match="org/tuned: is an adapter too; merge it"):
+        resolve("org/tuned", tmp_path, silent)

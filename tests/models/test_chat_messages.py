@@ -94,11 +94,11 @@ def test_a_template_for_tools_is_used_where_transformers_uses_it(apart: bool, tm
     if apart:
         oracle.save_pretrained(tmp_path)
         assert (tmp_path / "additional_chat_templates").exists()
-    ours = load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"])
+    ours = load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"].vocab_size)
     assert (ours.has_tool_template, ours.tool_form) == (True, ToolForm.HERMES)
     ours.save(tmp_path)
     messages = [{"role": "user", "content": "hi"}]
-    for tokenizer in (ours, load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"])):
+    for tokenizer in (ours, load_hf_tokenizer(tmp_path, RANDOM_SHAPES["tiny"].vocab_size)):
         for tools in (TOOLS, None):
             expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
             assert tokenizer.render_chat(messages, tools=tools) == expected

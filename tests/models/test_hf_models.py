@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.config import RopeConfig
 from specdec.models.hf import HFSource, parse_hf_config
 from specdec.models.load import load_model
 from tests.kernels.natives import native_backend
@@ -198,11 +199,17 @@ def test_the_language_model_of_a_multimodal_folder(family: str, tmp_path: Path) 
     ("family", "field", "value"),
     [
         ("gemma", "head_dim", 256),
+        ("gemma", "max_context", 8192),
         ("seed_oss", "head_dim", 128),
+        ("seed_oss", "n_kv_heads", 8),
+        ("seed_oss", "max_context", 524288),
+        ("smollm3", "n_kv_heads", 4),
         ("ministral3", "head_dim", 128),
         ("ministral3", "n_kv_heads", 8),
         ("ministral3", "norm_eps", 1e-5),
         ("ministral3", "sliding_window", None),
+        ("ministral3", "max_context", 16384),
+        ("ministral3", "rope", RopeConfig(1e6, None, ("yarn", 16.0, 16384.0, 32.0, 1.0, 1.0))),
         ("granite", "attn_scale", 1.0),
         ("granite", "embed_scale", 1.0),
         ("granite", "max_context", 2048),
@@ -219,6 +226,8 @@ def test_queries_scaled_by_position_limit_the_context(tiny: Tiny) -> None:
     assert parse_hf_config(data, "m").max_context == 512
     assert [parse_hf_config(data | {"sliding_window": 24}, "m").window(layer) for layer in (0, 1)] == [24, 24]
     assert parse_hf_config(data | {"rope_parameters": None, "rope_scaling": rope}, "m").max_context == 512
+    added = {key: value for key, value in rope.items() if key != "llama_4_scaling_beta"} | {"factor": 8.0}
+    assert parse_hf_config(data | {"rope_scaling": added}, "m").max_context == 512
     data["rope_parameters"] = rope | {"llama_4_scaling_beta": 0.0}
     assert parse_hf_config(data, "m").max_context == 2048
     data["rope_parameters"] = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}

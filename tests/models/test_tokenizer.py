@@ -29,7 +29,7 @@ TEXT = st.lists(
 @pytest.fixture(scope="module")
 def tokenizer(tiny: Tiny) -> Tokenizer:
     """The tiny models' tokenizer."""
-    return load_hf_tokenizer(tiny("llama"), HFSource(tiny("llama")).config)
+    return load_hf_tokenizer(tiny("llama"), HFSource(tiny("llama")).config.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,10 @@ def test_end_tokens_of_a_multimodal_folder(tiny: Tiny, tmp_path: Path) -> None:
     make_tiny_tokenizer(tmp_path)
     outer = {"bos_token_id": 1, "eos_token_id": [5, 7], "vision_config": {}, "text_config": {"vocab_size": 384}}
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config).eos_ids == (5, 7, 2)
+    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config.vocab_size).eos_ids == (5, 7, 2)
     outer["text_config"] = {"eos_token_id": 6}
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config).eos_ids == (6, 2)
+    assert load_hf_tokenizer(tmp_path, HFSource(tiny("llama")).config.vocab_size).eos_ids == (6, 2)
 
 
 def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": True}))
     config = HFSource(tiny("llama")).config
-    tokenizer = load_hf_tokenizer(tmp_path, config)
+    tokenizer = load_hf_tokenizer(tmp_path, config.vocab_size)
     assert tokenizer.encode("a")[0] == 0
     assert tokenizer.encode("a", add_special=False) == tokenizer.encode("a")[1:]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}])[:2] == [0, 1]
@@ -102,12 +102,12 @@ def test_begin_token(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(data | {"post_processor": processors}))
     for silent in (settings, settings | {"add_bos_token": None}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(silent))
-        assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")
+        assert load_hf_tokenizer(tmp_path, config.vocab_size).encode("a") == tokenizer.encode("a")
     named = {"bos_token": {"content": settings.pop("bos_token"), "lstrip": False}}  # older folders name it elsewhere
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")[1:]
+    assert load_hf_tokenizer(tmp_path, config.vocab_size).encode("a") == tokenizer.encode("a")[1:]
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
-    assert load_hf_tokenizer(tmp_path, config).encode("a") == tokenizer.encode("a")
+    assert load_hf_tokenizer(tmp_path, config.vocab_size).encode("a") == tokenizer.encode("a")
 
 
 def test_control_names_are_special_even_when_not_marked(tmp_path: Path) -> None:

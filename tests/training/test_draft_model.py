@@ -20,6 +20,7 @@ from specdec.training.states import StateFile
 from specdec.training.texts import Text, TextSplit
 from specdec.training.trainer import Batch, BatchMaker, accepted
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
+from tests.models.test_adapter import make_adapter
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
 from tests.training.permuting_target import (
     CACHE,
@@ -201,6 +202,8 @@ def test_what_cannot_work_is_said(data: Path, draft: Path, tmp_path: Path) -> No
     width = json.loads((draft / "config.json").read_text())["hidden_size"]
     head = write_head(tmp_path / "head", head_config(380, 200), head_tensors(width, 380, 200))
     assert "is a feature head" in said(head)
+    adapter = make_adapter(draft, tmp_path / "adapter")
+    assert "is an adapter; merge it" in said(adapter)
     result = CliRunner().invoke(cli, ["train-head", "--kind", "model", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "--kind model needs the small model" in " ".join(result.output.split())
