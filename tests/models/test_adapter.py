@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelError, UnsupportedModelError
@@ -22,22 +22,10 @@ from specdec.models.progress import silent
 from specdec.models.resolve import is_here, load_tokenizer, resolve
 from tests.models.oracle_weights import differences
 from tests.models.tiny import load_oracle, make_tiny_model
+from tests.models.tiny_adapter import make_adapter
 from tests.models.tiny_gguf import write_tiny_gguf
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 WEIGHTS = "adapter_model.safetensors"
-
-
-def make_adapter(base: Path, folder: Path, **settings: Any) -> Path:
-    """Saves a random adapter for the model in ``base`` as PEFT does."""
-    torch.manual_seed(1)
-    config = LoraConfig(**{"r": 4, "lora_alpha": 12, "target_modules": ALL, "task_type": "CAUSAL_LM"} | settings)
-    model = get_peft_model(load_oracle(base), config)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(folder)
-    return folder
 
 
 def merged(base: Path, adapter: Path) -> Any:

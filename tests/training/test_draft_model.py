@@ -20,7 +20,6 @@ from specdec.training.states import StateFile
 from specdec.training.texts import Text, TextSplit
 from specdec.training.trainer import Batch, BatchMaker, accepted
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
-from tests.models.test_adapter import make_adapter
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
 from tests.training.permuting_target import (
     CACHE,
