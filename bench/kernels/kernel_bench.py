@@ -59,7 +59,7 @@ class KernelBench:
     def _part(self, name: str, items: Any, figures: Callable[[Any], Figures]) -> None:
         listed = self.report.setdefault(name, [])
         for item in items:
-            found = self._tried(f"{name} {getattr(item, 'name', item)}", partial(figures, item)) or []
+            found = self._tried(" ".join((name, *_words(item))), partial(figures, item)) or []
             listed += found
             for line in found:
                 self._say(f"{name}: {line}")
@@ -98,6 +98,11 @@ class KernelBench:
             "engine": self._tried(f"{case} engine", figures.engine),
             "batches": self._tried(f"{case} batches", figures.batches),
         }]  # fmt: skip
+
+
+def _words(item: Any) -> list[str]:
+    """The name of a case in the report."""
+    return [str(word) for word in item] if isinstance(item, tuple) else [str(getattr(item, "name", item))]
 
 
 def main() -> int:

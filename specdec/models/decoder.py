@@ -117,7 +117,8 @@ class TargetDecoder(BatchLimits, Protocol):
         """The last forward's ``rows`` after the final norm, [rows, hidden_size] in CPU memory."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
+        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers; no source is an earlier
+        target."""
 
 
 class KvPool:

@@ -21,6 +21,7 @@ from specdec.training.texts import Text, TextSplit
 from specdec.training.trainer import Batch, BatchMaker, accepted
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model, make_tiny_tokenizer
+from tests.models.tiny_adapter import make_adapter
 from tests.training.permuting_target import (
     CACHE,
     NEXT,

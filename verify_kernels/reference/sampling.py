@@ -21,7 +21,7 @@ class ReferenceSampling:
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
         pairs = zip(logits.cpu().numpy(), rows, strict=True)
-        return np.asarray([next(iter(self._best(row, how, 1)[0]), NO_TOKEN) for row, how in pairs], np.int32)
+        return np.asarray([self._token(row, how) for row, how in pairs], np.int32)
 
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int
@@ -49,6 +49,13 @@ class ReferenceSampling:
             best = order[:top]
             ids[at, : best.size], values[at, : best.size] = best, logprobs[best]
         return chosen, ids, values
+
+    def _token(self, row: Row, how: RowSampling) -> int:
+        if how.policy.temperature > 0:
+            return next(iter(self._best(row, how, 1)[0]), NO_TOKEN)
+        z = processed_logits(row, how)  # not sorted: steps wait for this where there are no native kernels
+        best = int(np.argmax(z))
+        return best if np.isfinite(z[best]) else NO_TOKEN
 
     def _best(self, row: Row, how: RowSampling, width: int) -> tuple[Ids, NDArray[np.float64]]:
         policy = how.policy
