@@ -85,12 +85,12 @@ class KeyUsage:
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
 
-    def check(self, limits: Limits, leaving: int, retry_s: float, now: float) -> None:
+    def check(self, limits: Limits, leaving: int, retry_s: float, now: float, *, later: bool) -> None:
         """Check that one more request may start; takes nothing.
 
-        A later request of a call counts against the rates but is not refused for them: such a call could never succeed.
-
-        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended.
+        leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended. later: a
+        request of its call has begun, so that it counts against the rates but is not refused for them: such a call could
+        never succeed.
 
         Raises:
             RateLimitedError: a limit is reached.
@@ -98,8 +98,7 @@ class KeyUsage:
         most = limits.max_concurrent
         if most is not None and self._running - leaving >= most:
             raise RateLimitedError(self._name, "max_concurrent", most, retry_s)
-        call = current_call()
-        if call is None or not call.requests:
+        if not later:
             self.check_rate(now)
 
     def check_rate(self, now: float) -> None:
@@ -331,13 +330,14 @@ class Admission:
     def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
         if len(supersedes_key) > MAX_NAME:
             raise InvalidRequestError.of("supersedes_key", f"at most {MAX_NAME} characters")
-        now, own = self._clock(), principal.scope_request(request)
+        now, own, call = self._clock(), principal.scope_request(request), current_call()
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         owner, older = self._by_key.get(key, (self, None)) if key else (self, None)
         usage = self._usage_of(principal, now)
         leaving = int(older is not None and owner._streams[older] is usage)
         here = older if owner is self else None  # another model's request leaves no room here
-        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now)
+        later = call is not None and bool(call.requests)
+        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, later=later)
         if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
             self._check_queue()
         self._check_room(own, here, now)

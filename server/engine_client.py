@@ -428,8 +428,8 @@ class EngineClient:
         self.engine.check_ready()
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._calls[number] = answer
-        self.engine.send(Frame.ADMIN, number, command, args)
         try:
+            self.engine.send(Frame.ADMIN, number, command, args)
             return await answer
         finally:
             del self._calls[number]

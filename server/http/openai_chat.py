@@ -110,7 +110,7 @@ class ChatAnswer:
     def _choice(self, sample: Sample, totals: Totals) -> dict[str, Any]:
         parts, thought_tokens = self._request.form.parse(sample.text, sample.token_ids)
         totals.thought_tokens += thought_tokens
-        message = message_of(parts, is_mistral=self._request.streaming.is_mistral)
+        message = message_of(parts)
         choice: dict[str, Any] = {
             "index": sample.index,
             "message": message,
@@ -148,8 +148,7 @@ class ChatAnswer:
 
     def _parts(self, index: int, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A chunk per part with content; the first has the fields ``beside``."""
-        is_mistral = self._request.streaming.is_mistral
-        chunks, deltas = [], [delta for part in parts if (delta := _delta(part, is_mistral)) is not None]
+        chunks, deltas = [], list(filter(None, map(_delta, parts)))
         if beside and not deltas:  # these fields belong to the tokens, whose text may be held back
             deltas = [{}]
         for delta in deltas:
@@ -162,12 +161,12 @@ class ChatAnswer:
         return self._chunks.chunk(choice, **more)
 
 
-def _delta(part: Part, is_mistral: bool) -> dict[str, Any] | None:
+def _delta(part: Part) -> dict[str, Any] | None:
     """A chunk's ``delta`` for ``part``; None: it has no chunk."""
     if isinstance(part, str):
         return {"content": part}
     if isinstance(part, Thought):
-        return {"content": [_thought_chunk(part.text)]} if is_mistral else {"reasoning_content": part.text}
+        return {"reasoning_content": part.text}
     if isinstance(part, CallBegin):
         function = {"name": part.name, "arguments": ""}
         return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
@@ -178,20 +177,12 @@ def _delta(part: Part, is_mistral: bool) -> dict[str, Any] | None:
     return None
 
 
-def _thought_chunk(text: str) -> dict[str, Any]:
-    """Thoughts as a part of the content, where Mistral's clients look for them."""
-    return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
-
-
-def message_of(parts: Sequence[Part], *, is_mistral: bool = False) -> dict[str, Any]:
+def message_of(parts: Sequence[Part]) -> dict[str, Any]:
     """The message of an answer in one piece."""
     calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
     text = "".join(part for part in parts if isinstance(part, str))
     message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
-    if thoughts and is_mistral:
-        message["content"] = [_thought_chunk(thoughts), *([{"type": "text", "text": text}] if text else [])]
-    elif thoughts:
+    if thoughts := "".join(part.text for part in parts if isinstance(part, Thought)):
         message["reasoning_content"] = thoughts
     return message | {"tool_calls": calls} if calls else message
 

@@ -30,14 +30,10 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     plain: list[dict[str, Any]] = []
     called: dict[str, Any] = {}  # names of functions by the ids of calls
     for i, message in enumerate(messages):
-        thoughts: list[str] | None = [] if message.get("role") == "assistant" else None
-        content = _text(message.get("content"), f"messages[{i}].content", violations, thoughts)
-        copy = {**message, "content": content}
-        if thoughts:
-            copy.setdefault("reasoning_content", "\n".join(thoughts))
+        copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         for field in ("reasoning", "thinking"):  # of vLLM and Ollama
-            if isinstance(thought := message.get(field), str):
-                copy.setdefault("reasoning_content", thought)
+            if isinstance(thoughts := message.get(field), str):
+                copy.setdefault("reasoning_content", thoughts)
         former = copy.pop("function_call", None)  # OpenAI's form of a single call
         if isinstance(former, Mapping) and not message.get("tool_calls"):
             copy["tool_calls"] = [_call({"type": "function", "function": former})]
@@ -69,8 +65,7 @@ def _in_order_of_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _text(content: Any, path: str, violations: ViolationCollector, thoughts: list[str] | None = None) -> str:
-    """The text of a content. thoughts: takes the texts of Mistral's parts of thoughts; None: there must be none."""
+def _text(content: Any, path: str, violations: ViolationCollector) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -78,17 +73,11 @@ def _text(content: Any, path: str, violations: ViolationCollector, thoughts: lis
     if not isinstance(content, list):
         violations.check(False, path, "must be text or a list of text parts")
         return ""
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "thinking" and thoughts is not None:
-            thoughts.append(_text(part.get("thinking"), f"{path}[{i}].thinking", violations))
-        elif kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
-            rule = 'must be a text part, {"type": "text", "text": "..."}; the model reads nothing else'
-            violations.check(False, f"{path}[{i}]", rule)
-    return "\n".join(texts)
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    for i, text in enumerate(texts):
+        rule = 'must be a text part, {"type": "text", "text": "..."}; the model reads nothing else'
+        violations.check(isinstance(text, str), f"{path}[{i}]", rule)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:

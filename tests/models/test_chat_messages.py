@@ -158,21 +158,6 @@ def test_calls_that_are_none_are_left_out(calls: Any) -> None:
     ]
 
 
-def test_parts_of_thoughts_are_the_assistants_thoughts() -> None:
-    text = {"type": "text", "text": "ok"}
-    thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": each} for each in ("plan a", "plan b")]}
-    said = {"role": "assistant", "content": [thoughts, text, {"type": "thinking", "thinking": "so"}], "prefix": False}
-    assert plain_messages([said]) == [
-        {"role": "assistant", "content": "ok", "prefix": False, "reasoning_content": "plan a\nplan b\nso"}
-    ]
-    bad = [{**said, "role": "user"}, {**said, "content": [{"type": "thinking", "thinking": [thoughts]}]}]
-    with pytest.raises(InvalidRequestError) as caught:
-        plain_messages(bad)
-    assert [each.field for each in caught.value.violations] == [
-        "messages[0].content[0]", "messages[0].content[2]", "messages[1].content[0].thinking[0]",
-    ]  # fmt: skip
-
-
 def rendered(folder: Path, sign: str, messages: list[dict[str, Any]]) -> str:
     """By a template of the form that ``sign`` stands for: per message its ids of calls and results."""
     calls = "{% for c in m.tool_calls or [] %} {{ c.id }}{% endfor %}"

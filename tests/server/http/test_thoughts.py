@@ -15,7 +15,7 @@ from specdec.errors import InvalidRequestError
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.anthropic.test_messages import TOOLS as ANTHROPIC_TOOLS
 from tests.server.http.calls import Fim, Told, asked, make_context
-from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, events, running
+from tests.server.http.harness import CHAT, MESSAGES, RESPOND, Server, running
 from tests.server.http.ollama.lines import lines
 
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
@@ -91,20 +91,6 @@ def chat(server: Server, text: str, **fields: Any) -> tuple[str | None, str]:
 def test_content_has_no_thoughts(server: Server, text: str, thoughts: str | None, content: str) -> None:
     assert chat(server, text) == (thoughts, content)
     assert chat(server, text, separate_reasoning=False) == (None, text)
-
-
-def test_mistrals_clients_get_thoughts_as_a_part_of_the_content(server: Server) -> None:
-    agent, body = {"user-agent": "mistral-client-python/3.7.0"}, {"messages": said("<plan>ok")}
-    (choice,) = server.client.post(CHAT, json=body, headers=agent).json()["choices"]
-    thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": "plan"}]}
-    content = [thoughts, {"type": "text", "text": "ok"}]
-    assert choice["message"] == {"role": "assistant", "content": content, "refusal": None}
-    data = server.client.post(CHAT, json={**body, "stream": True}, headers=agent).read()
-    pieces = [chunk["choices"][0]["delta"].get("content") for chunk in events(data)[:-1]]
-    assert (
-        "".join(part["thinking"][0]["text"] for piece in pieces if isinstance(piece, list) for part in piece) == "plan"
-    )
-    assert "".join(piece for piece in pieces if isinstance(piece, str)) == "ok"
 
 
 def test_a_prompt_may_end_inside_of_thoughts() -> None:
