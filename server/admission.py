@@ -89,8 +89,8 @@ class KeyUsage:
         """Check that one more request may start; takes nothing.
 
         leaving: running requests that it supersedes. retry_s: seconds until a running request may have ended. later: a
-        request of its call has begun, so that it counts against the rates but is not refused for them: such a call could
-        never succeed.
+        request of its call has begun, so that it counts against the rates but is not refused for them: such a call
+        could never succeed.
 
         Raises:
             RateLimitedError: a limit is reached.
