@@ -43,7 +43,7 @@ def expand(
     # (minus score, order, parent, token, prob, rank, contexts): `order` breaks ties, so that trees are reproducible.
     heap: list[tuple[float, int, int, int, float, int, list[Context]]] = []
     order, node, width = 0, 0, task.width
-    while True:
+    while len(tree) <= task.max_nodes:
         if tree.depths[node] < task.max_depth:
             above = tree.scores[node]
             for rank, (prob, token, following) in enumerate(children(contexts, width)):
@@ -51,8 +51,6 @@ def expand(
                 order += 1
         node = -1
         while heap and node < 0:
-            if len(tree) > task.max_nodes:
-                return
             _, _, parent, token, prob, rank, contexts = heapq.heappop(heap)
             node = task.add(tree, parent, token, prob, rank)
         if node < 0:
