@@ -211,8 +211,8 @@ class HeadModel:
 
 
 _EMBED_NORM, _FIRST_NORM = "layers.0.input_layernorm", "layers.0.hidden_norm"
-_TABLES = {"embed_tokens.weight", "d2t", "t2d"}
 _TRAINING_ONLY = {"verifier_lm_head.weight", "verifier_norm.weight"}  # the target's own, in some speculators files
+_NOT_PACKED = {"embed_tokens.weight", "d2t", "t2d"} | _TRAINING_ONLY
 _LAYER_TENSORS = (
     r"(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.(?:weight|bias)"
     r"|(?:self_attn\.[qk]_norm|hidden_norm|input_layernorm|post_attention_layernorm)\.weight"
@@ -249,10 +249,8 @@ class _Loader:
                 f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
-        matrices = [
-            t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in _TABLES | _TRAINING_ONLY
-        ]
-        check_memory(str(self._folder), sum(matrices) * _BYTES[self._dtype], self._dtype)
+        packed = [t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in _NOT_PACKED]
+        check_memory(str(self._folder), sum(packed) * _BYTES[self._dtype], self._dtype)
         hidden, norms = self._config.model.hidden_size, self._config.features_norms
         width = len(self._config.aux_layers) * self._target.hidden_size
         return HeadModel(
@@ -273,7 +271,7 @@ class _Loader:
         """Raise if there is a tensor that no such head has: first, because another kind of head lacks others too."""
         layers = "|".join(map(str, range(self._config.model.n_layers)))
         names = re.compile(rf"(?:fc|lm_head)\.(?:weight|bias)|norm\.weight|layers\.(?:{layers})\.(?:{_LAYER_TENSORS})")
-        known = _TABLES | _TRAINING_ONLY | {name + ".weight" for name in self._config.features_norms}
+        known = _NOT_PACKED | {name + ".weight" for name in self._config.features_norms}
         others = [n for n in self._tensors if n not in known and "rotary_emb" not in n and not names.fullmatch(n)]
         if others:
             raise UnsupportedModelError(
@@ -299,7 +297,7 @@ class _Loader:
 
     @property
     def _rows(self) -> int:
-        """Of the output table, the draft vocabulary."""
+        """Rows of the output table: tokens of the draft vocabulary."""
         return next(iter(self._tensors["lm_head.weight"].shape), 0) if "lm_head.weight" in self._tensors else 0
 
     def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -41,9 +41,8 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
             length = automaton.lengths[state]
 
 
-OWN_TOKENS = (
-    512  # last ones of a prompt's cached part, which are indexed though the stores hold them: they predict best
-)
+# Last tokens of a prompt's cached part, which are indexed though the stores hold them: they predict best
+OWN_TOKENS = 512
 
 
 class SuffixReader:

@@ -171,7 +171,7 @@ def _header(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as a trace ({error})") from None
     if header is None:
-        raise ConfigError(f"{path}: is empty; the first step begins it")
+        raise ConfigError(f"{path}: is empty; the server writes it from its first step on")
     if not isinstance(header, dict) or header.get("specdec_trace") != VERSION:
         raise ConfigError(f"{path}: is no decision trace of version {VERSION}; write one with --trace-file")
     if not isinstance(header.get("controller"), dict):

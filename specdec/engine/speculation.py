@@ -136,8 +136,7 @@ class Speculation:
         return Controller(Estimates(model_based, verify, levels, learned, params, tree_rows))
 
     def _trace_writer(self, controller: Controller) -> TraceWriter | None:
-        """The writer of the configured trace file, which begins with ``controller``: a swap's first
-        step rotates it."""
+        """The writer of the configured trace file. Its header holds ``controller``, so a swap begins another file."""
         file = self._config.trace_file
         return None if file is None else TraceWriter(file, controller.as_dict())
 

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import ADAPTER_WEIGHTS, StoredBlocks, TensorSource, read_json, well_formed
-from specdec.models.hf import readable
+from specdec.models.checkpoint import StoredBlocks, TensorSource, read_json, well_formed
+from specdec.models.hf import open_shards, readable
 from specdec.models.weights import linear_plans
 
 _WAY_OUT = "merge it (peft: merge_and_unload), and save the whole model"
@@ -44,14 +43,10 @@ class AdapterSource(TensorSource):
             config = read_json(folder / "adapter_config.json")
             self._check(config)
             self._alpha, self._power = float(config["lora_alpha"]), 0.5 if config.get("use_rslora") else 1.0
-        try:
-            self._file = safe_open(folder / ADAPTER_WEIGHTS, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{folder / ADAPTER_WEIGHTS}: truncated or corrupt ({error}); fetch it again") from None
+        (self._file,) = open_shards(folder).values()
         names = (name for name in self._file.keys() if not _OF_IMAGES.search(name))  # noqa: SIM118
-        self._factors = dict(map(self._role, names))
-        self._adapted = {role for role, _ in self._factors}
-        with well_formed(str(folder / ADAPTER_WEIGHTS)):
+        self._names = {self._factor_of(name): name for name in names}
+        with well_formed(str(folder)):
             self._check_shapes()
 
     def has(self, role: str) -> bool:
@@ -62,16 +57,16 @@ class AdapterSource(TensorSource):
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         rows = self._base.rows(role, low, high)
-        if role not in self._adapted:
+        if not self._adapts(role):
             return rows
-        a, b = self._factor(role, "A", slice(None)), self._factor(role, "B", slice(low, high))
+        a, b = self._read(role, "A", slice(None)), self._read(role, "B", slice(low, high))
         return rows + self._alpha / a.shape[0] ** self._power * (b @ a)
 
     def vector(self, role: str) -> Tensor:
         return self._base.vector(role)
 
     def stored_blocks(self, role: str) -> StoredBlocks | None:
-        return None if role in self._adapted else self._base.stored_blocks(role)
+        return None if self._adapts(role) else self._base.stored_blocks(role)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         return self._base.blocks(role, low, high)
@@ -81,24 +76,27 @@ class AdapterSource(TensorSource):
         wrong += ["revision"] if config.get("revision") not in (None, "main") else []
         wrong += ["peft_type"] if config.get("peft_type") != "LORA" else []
         wrong += ["init_lora_weights"] if config.get("init_lora_weights") not in _INITIAL else []
-        for field in wrong:
-            value = f"{field} {config.get(field)!r}"
+        if wrong:
+            value = f"{wrong[0]} {config.get(wrong[0])!r}"
             raise UnsupportedModelError(f"{self._folder}: adapter_config.json: {value} is not supported; {_WAY_OUT}")
 
-    def _role(self, tensor: str) -> tuple[tuple[str, str], str]:
-        """The role of the matrix that ``tensor`` adapts, and which factor it is; and its name again."""
-        found = _TENSOR.fullmatch(tensor)
+    def _factor_of(self, name: str) -> tuple[str, str]:
+        """The role of the matrix that the tensor ``name`` adapts, and which factor it is: "A" or "B"."""
+        found = _TENSOR.fullmatch(name)
         if found is None:
             raise UnsupportedModelError(
-                f"{self._folder}: tensor {tensor} is no LoRA factor of a linear layer; {_WAY_OUT}"
+                f"{self._folder}: tensor {name} is no LoRA factor of a linear layer; {_WAY_OUT}"
             )
         layer, module, factor = found.groups()
-        return (f"{layer}.{module}", factor), tensor
+        return f"{layer}.{module}", factor
+
+    def _adapts(self, role: str) -> bool:
+        return (role, "B") in self._names
 
     def _check_shapes(self) -> None:
         plans = linear_plans(self.config, self.config.tie_embeddings)
         shapes = {role: [rows, plan.columns] for plan in plans for role, rows in plan.parts}
-        for role in sorted(self._adapted):
+        for role in sorted({role for role, _ in self._names}):
             (rank, columns), (rows, inner) = (self._view(role, factor).get_shape() for factor in "AB")
             if [rows, columns] != shapes.get(role) or rank != inner or rank == 0:
                 raise ModelError(
@@ -107,12 +105,13 @@ class AdapterSource(TensorSource):
                     "adapter was trained on as base_model_name_or_path in adapter_config.json"
                 )
 
-    def _factor(self, role: str, factor: str, rows: slice) -> Tensor:
-        with readable(self._folder, self._factors[role, factor]):
+    def _read(self, role: str, factor: str, rows: slice) -> Tensor:
+        """``rows`` of a factor, float32."""
+        with readable(self._folder, self._names[role, factor]):
             values: Tensor = self._view(role, factor)[rows].float()
         return values
 
     def _view(self, role: str, factor: str) -> Any:
-        if (role, factor) not in self._factors:
+        if (role, factor) not in self._names:
             raise ModelError(f"{self._folder}: lora_{factor} of {role} is missing; fetch the adapter again")
-        return self._file.get_slice(self._factors[role, factor])
+        return self._file.get_slice(self._names[role, factor])

@@ -105,8 +105,6 @@ def well_formed(where: str) -> Iterator[None]:
         raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); fetch the model again") from None
 
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the file of a LoRA adapter's tensors, by PEFT
-
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
 MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
 MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many

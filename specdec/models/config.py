@@ -33,18 +33,18 @@ class RopeConfig:
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Of the layers with tables of their own, whether they are local."""
+        """The kinds of layers that have rotary tables of their own: False for global ones, True for local ones."""
         return (False,) if self.local_theta is None and self.local_rotates else (False, True)
 
     @property
-    def original(self) -> int:
+    def original_context(self) -> int:
         """Tokens for which the model was made before "yarn"; 0 for other scaling."""
         return int(self.scaling[2]) if self.scaling and self.scaling[0] == "yarn" else 0
 
     @property
     def context(self) -> int:
         """Tokens for which "yarn" is made; 0 for other scaling."""
-        return int(float(self.scaling[1]) * self.original) if self.scaling else 0
+        return int(float(self.scaling[1]) * self.original_context) if self.scaling and self.original_context else 0
 
     def __post_init__(self) -> None:
         _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
@@ -102,7 +102,7 @@ class ModelConfig:
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
     def local(self, layer: int) -> bool:
-        """Whether a layer is local."""
+        """Whether a layer is local, as `local_layers` says."""
         return bool(self.local_layers) and self.local_layers[layer]
 
     def window(self, layer: int) -> int:

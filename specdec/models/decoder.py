@@ -30,8 +30,8 @@ from verify_kernels.packed_weights import HostLinear, PackedLinear
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool) -> tuple[Tensor, Tensor]:
     """cos and sin, float32 [positions, head_dim / 2], computed in float64.
 
-    local: for local layers, which in some families have a base of their own, or no rotary embedding: then the tables
-    turn by nothing. Scaling applies to the global base only, as in Gemma 3. "llama3" scaling is the piecewise rule of
+    local: for local layers, which in some families have a base of their own, or no rotary embedding: then cos
+    is 1 and sin 0. Scaling applies to the global base only, as in Gemma 3. "llama3" scaling is the piecewise rule of
     Llama 3.1's release: long wavelengths are slowed by the factor, short ones kept, those between interpolated. "yarn"
     (Peng et al., arXiv 2309.00071) interpolates by index between the frequencies that turn beta_slow and beta_fast
     times in the original context.

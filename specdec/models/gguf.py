@@ -280,7 +280,7 @@ class _Reader:
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
             intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
-            max_context=rope.original if positions_scale else max(self._int("context_length"), rope.context),
+            max_context=rope.original_context if positions_scale else max(self._int("context_length"), rope.context),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope=rope,
             attn_scale=self._scale("attention.scale", float(scale_dim) ** -0.5),
@@ -315,7 +315,7 @@ class _Reader:
         return value
 
     def _scale(self, key: str, default: float) -> float:
-        """A factor, which the file may leave out or give as 0 in place of its default."""
+        """A factor; ``default`` where the file leaves it out or gives 0."""
         return float(self._get(key, 0.0)) or default
 
     def _layers(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:

@@ -268,7 +268,9 @@ class _Reader:
             n_kv_heads=self._int("num_key_value_heads", heads),
             head_dim=head_dim,
             intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
-            max_context=rope.original if positions_scale else max(self._int("max_position_embeddings"), rope.context),
+            max_context=rope.original_context
+            if positions_scale
+            else max(self._int("max_position_embeddings"), rope.context),
             norm_eps=float(self.data["rms_norm_eps"]),
             rope=rope,
             attn_scale=self._factor("attention_multiplier", attn_scale),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
-from specdec.models.checkpoint import ADAPTER_WEIGHTS, Checkpoint, TensorSource, fingerprint_files, read_json
+from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
 from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
@@ -104,7 +104,7 @@ class AdapterCheckpoint:
         """SHA-256 over the base's and the adapter's files."""
         with _of_base(self.path):
             base = self._base.fingerprint()
-        own = fingerprint_files([self.path / "adapter_config.json", self.path / ADAPTER_WEIGHTS])
+        own = fingerprint_files([self.path / "adapter_config.json", *weight_files(self.path)])
         return hashlib.sha256(f"{base}{own}".encode()).hexdigest()
 
     def open(self) -> TensorSource:
@@ -115,7 +115,7 @@ class AdapterCheckpoint:
         return AdapterSource(base, self.path, self.name)
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The one in the adapter's folder, with what only the base's has of ends and templates; without one, that."""
+        """The adapter's, completed by the base's; the base's where the adapter's folder holds none."""
         with _of_base(self.path):
             base = self._base.tokenizer(cache_dir, config, like)
         if not (self.path / "tokenizer.json").exists():
@@ -133,6 +133,9 @@ def _of_base(adapter: Path) -> Iterator[None]:
         raise type(error)(f"{error}; {said}, and may name another folder, .gguf file or known model") from None
 
 
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"  # PEFT's name
+
+
 def adapter_base(folder: Path) -> str | None:
     """The base model that the adapter in ``folder`` names; None if there is no adapter, or a whole model beside it.
 
@@ -140,10 +143,10 @@ def adapter_base(folder: Path) -> str | None:
         ModelError: the adapter names none, or its weights are in no safetensors file.
     """
     path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
-    if not os.path.exists(path) or not weights <= {ADAPTER_WEIGHTS}:
+    if not os.path.exists(path) or not weights <= {_ADAPTER_WEIGHTS}:
         return None
     if not weights:
-        raise ModelError(f"{folder}: holds an adapter without {ADAPTER_WEIGHTS}; save it with PEFT's save_pretrained")
+        raise ModelError(f"{folder}: holds an adapter without {_ADAPTER_WEIGHTS}; save it with PEFT's save_pretrained")
     base = read_json(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path must name the adapter's base model, got {base!r}")

@@ -215,7 +215,7 @@ def test_starts_whose_header_alone_fits_on_the_disk_delete_no_older_file(
             log.add(step(number))
             log.close()
     assert {kept.name: kept.stat().st_size > 0 for kept in tmp_path.iterdir()} == {"t.jsonl": False, "t.jsonl.1": True}
-    with pytest.raises(ConfigError, match=r"t\.jsonl: is empty; the first step begins it"):
+    with pytest.raises(ConfigError, match=r"t\.jsonl: is empty; the server writes it from its first step on"):
         read_trace(path)
 
 

@@ -264,16 +264,16 @@ def test_a_merged_file_beside_the_adapter(tiny: Callable[[str], Path], tmp_path:
 def test_a_base_that_may_not_be_read(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = change(make_adapter(tiny("llama"), tmp_path / "tuned"), base_model_name_or_path="/root/base")
+    adapter = change(make_adapter(tiny("llama"), tmp_path / "tuned"), base_model_name_or_path="/srv/base")
     status = os.stat
 
     def denied(path: Any, **options: Any) -> os.stat_result:
-        if str(path).startswith("/root/base"):
+        if str(path).startswith("/srv/base"):
             raise PermissionError(13, "Permission denied", path)
         return status(path, **options)
 
     monkeypatch.setattr("os.stat", denied)
-    with pytest.raises(ModelError, match="/root/base: no such file or folder"):
+    with pytest.raises(ModelError, match="/srv/base: no such file or folder"):
         resolve(str(adapter), tmp_path, silent)
 
 

@@ -149,8 +149,8 @@ def linear(
 
     x: [rows, k]; weight: [n, k] of x's type; bias: [n]; out, residual: [rows, n], may be the same tensor, but not x.
     float32, float16 or bfloat16 each. x and weight may also be float8_e4m3fn, which needs compute capability 9.0; then
-    ``scales``, float32 [rows] and [n], are what a row of x (`verify_kernels.gpu.quantize`) and one of the weight
-    (`verify_kernels.gpu.quantized_weights`) are times.
+    ``scales`` are the factors of x's rows (`verify_kernels.gpu.quantize`) and of the weight's
+    (`verify_kernels.gpu.quantized_weights`), float32 [rows] and [n].
     """
     (rows, k), n = x.shape, weight.shape[0]
     if rows == 0:

@@ -174,7 +174,7 @@ function tokenId(run: Run, index: number): string {
   return `t${run.number}-${index}`;
 }
 
-/** It holds the text as it is shown, by which people who speak to their browser choose a token. */
+/** It holds the text as it is shown: users of speech control choose a token by that. */
 function describe(token: Token): string {
   return `“${shape(token.text)}”, ${proposedBy(token.sources)}, step ${token.step + 1}`;
 }
