@@ -111,7 +111,9 @@ def test_a_hub_id_and_a_changed_adapter(
     second = load("org/Tuned", tmp_path)
     other = make_tiny_model("llama", tmp_path / "other", seed=3, tie_word_embeddings=True)
     change(adapter, base_model_name_or_path=str(other))
-    assert len({each.bits for each in (first, second, load("org/Tuned", tmp_path))}) == 3
+    third = load("org/Tuned", tmp_path)
+    change_tensors(adapter, lambda tensors: tensors.update({name: t + 1 for name, t in tensors.items()}))
+    assert len({each.bits for each in (first, second, third, load("org/Tuned", tmp_path))}) == 4
     assert len(list((tmp_path / "cache" / "packed").glob("Tuned*"))) == 1
     assert PackedCache(tmp_path / "cache" / "packed", resolve("org/Tuned", tmp_path / "cache", silent), "fp32").open()
 

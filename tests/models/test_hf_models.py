@@ -228,6 +228,7 @@ def test_queries_scaled_by_position_limit_the_context(tiny: Tiny) -> None:
     assert parse_hf_config(data | {"rope_parameters": None, "rope_scaling": rope}, "m").max_context == 512
     added = {key: value for key, value in rope.items() if key != "llama_4_scaling_beta"} | {"factor": 8.0}
     assert parse_hf_config(data | {"rope_scaling": added}, "m").max_context == 512
+    assert parse_hf_config(data | {"rope_scaling": rope | {"llama_4_scaling_beta": 0.0}}, "m").max_context == 2048
     data["rope_parameters"] = rope | {"llama_4_scaling_beta": 0.0}
     assert parse_hf_config(data, "m").max_context == 2048
     data["rope_parameters"] = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}

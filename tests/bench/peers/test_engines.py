@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.engines import MAKERS, PeerModel
+from bench.peers.engines import MAKERS, PeerModel, find_model
 from bench.peers.peer import PeerError, PeersPlan
+from specdec.models.progress import silent
+from tests.models.tiny import make_tiny_model
+from tests.models.tiny_adapter import make_adapter
 
 HELP = """#!/bin/sh
 echo '--spec-type none,draft-simple,draft-eagle3,ngram-simple,ngram-mod'
@@ -47,3 +50,9 @@ def test_a_server_that_prints_no_help_is_an_error(tmp_path: Path) -> None:
     plan = llama_server(tmp_path, "#!/bin/sh\nexit 3\n")
     with pytest.raises(PeerError, match="llama-server --help failed"):
         MAKERS["llama.cpp"](plan, model(tmp_path, "a.gguf"), None)
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    adapter = make_adapter(make_tiny_model("llama", tmp_path / "base"), tmp_path / "tuned")
+    with pytest.raises(PeerError, match="tuned: is an adapter, which peers cannot load so; merge it"):
+        find_model(str(adapter), tmp_path, silent)
