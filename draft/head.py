@@ -18,7 +18,7 @@ from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.models.decoder import BatchLimits, KvPool, check_batch, rope_tables
-from verify_kernels.backend import AttentionSpec, Backend, BatchOp, LinearSpec, Prologue, RowsOp
+from verify_kernels.backend import AttentionSpec, Backend, LayerSpec, LinearSpec, Prologue
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
@@ -60,48 +60,40 @@ class HeadNetwork:
         self._logits = self._draft_logits
         if head.target_ids is not None:
             self._logits = torch.full((self.max_logit_rows, head.target_vocab), MASKED_LOGIT)
-        self._fc = backend.linear(LinearSpec(head.fc, self._features, self._fused))
-        self._attentions = self._bind_attentions()
-        self._between = self._bind_between()
-        last = head.layers[-1]
-        self._ends = [
-            *self._bind_block(last, self._chosen, self._z, self._gate_up),
-            backend.linear(self._normed(head.lm_head, self._z, self._draft_logits, head.final_norm)),
-        ]
+        self._fc = backend.bind(LinearSpec(head.fc, self._features, self._fused))
+        self._to_attended = backend.bind(*self._layers())
+        self._to_logits = backend.bind(
+            *self._block(head.layers[-1], self._chosen, self._z, self._gate_up),
+            self._normed(head.lm_head, self._z, self._draft_logits, head.final_norm),
+        )
 
     def _normed(self, weight: PackedLinear, src: Tensor, dst: Tensor, norm: Tensor) -> LinearSpec:
         return LinearSpec(weight, src, dst, "rms", "store", norm, None, self.head.config.model.norm_eps)
 
-    def _bind_attentions(self) -> list[tuple[RowsOp, BatchOp]]:
-        """By layer, the projection to queries, keys and values, and the attention."""
-        c, linear = self.head.config.model, self._backend.linear
+    def _layers(self) -> Iterator[LayerSpec]:
+        """All up to the last attention, for all rows: what follows it is for the chosen ones."""
+        c, layers = self.head.config.model, self.head.layers
         cos, sin = rope_tables(c.rope, c.head_dim, self.max_positions, local=False)
-        bound = []
-        for at, layer in enumerate(self.head.layers):
-            qkv = self._normed(layer.qkv, self._x, self._qkv, layer.hidden_norm)
-            spec = AttentionSpec(
+        gate_up = torch.zeros(self.max_rows if layers[1:] else 0, 2 * c.intermediate_size)
+        for at, layer in enumerate(layers):
+            if at:
+                yield from self._block(layers[at - 1], self._attended, self._x, gate_up)
+                yield self._normed(layer.qkv, self._x, self._qkv, layer.hidden_norm)
+            else:
+                yield LinearSpec(layer.qkv, self._pair, self._qkv)
+            yield AttentionSpec(
                 n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
                 window=0, q_norm=layer.q_norm, k_norm=layer.k_norm, cos=cos, sin=sin, qkv=self._qkv,
                 out=self._attended, kv=self.pool.tensors.layer(at),
             )  # fmt: skip
-            first = LinearSpec(layer.qkv, self._pair, self._qkv)
-            bound.append((linear(qkv if at else first), self._backend.attention(spec)))
-        return bound
 
-    def _bind_between(self) -> list[list[RowsOp]]:
-        """By layer but the last, what follows its attention, for all rows: the next layer reads them."""
-        layers = self.head.layers[:-1]
-        gate_up = torch.zeros(self.max_rows if layers else 0, 2 * self.head.config.model.intermediate_size)
-        return [self._bind_block(layer, self._attended, self._x, gate_up) for layer in layers]
-
-    def _bind_block(self, layer: HeadLayer, attended: Tensor, x: Tensor, gate_up: Tensor) -> list[RowsOp]:
+    def _block(self, layer: HeadLayer, attended: Tensor, x: Tensor, gate_up: Tensor) -> list[LinearSpec]:
         """The output projection and the MLP, which add to ``x``."""
-        linear, silu = self._backend.linear, self.head.config.model.activation == "silu"
-        gate: Prologue = "silu" if silu else "gelu"
+        gate: Prologue = "silu" if self.head.config.model.activation == "silu" else "gelu"
         return [
-            linear(LinearSpec(layer.o, attended, x, "none", "add")),
-            linear(self._normed(layer.gate_up, x, gate_up, layer.mlp_norm)),
-            linear(LinearSpec(layer.down, gate_up, x, gate, "add")),
+            LinearSpec(layer.o, attended, x, "none", "add"),
+            self._normed(layer.gate_up, x, gate_up, layer.mlp_norm),
+            LinearSpec(layer.down, gate_up, x, gate, "add"),
         ]
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -137,18 +129,13 @@ class HeadNetwork:
         self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], head.embed_norm, eps))
         self._pair[:rows, h:].copy_(rms_norm(hidden, head.layers[0].hidden_norm, eps))
         self._x[:rows].copy_(self._pair[:rows, h:] if head.config.residual_normed else hidden)
-        for (to_qkv, attention), block in zip(self._attentions, [*self._between, []], strict=True):
-            to_qkv(rows)
-            attention(batch)
-            for op in block:
-                op(rows)
+        self._to_attended(rows, batch)
         n = len(chosen)
         if n:
             for source, out in ((self._attended, self._chosen), (self._x, self._z)):
                 # "clip": in the default mode numpy writes to a buffer first
                 np.take(source.numpy(), chosen, axis=0, out=out.numpy()[:n], mode="clip")
-            for op in self._ends:
-                op(n)
+            self._to_logits(n)
             if head.target_ids is not None:
                 self._logits[:n].index_copy_(1, head.target_ids, self._draft_logits[:n])
             if head.config.output_normed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import Embedding, HostLinear, PackedLinear, StackedLinear
+from verify_kernels.packed_weights import Embedding, HostLinear, PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +142,25 @@ class AttentionSpec:
     kv: KvTensors  # of one layer; keys and values are rounded to its type when written
 
 
-RowsOp = Callable[[int], None]
-BatchOp = Callable[[ForwardBatch], None]
+LayerSpec = LinearSpec | ExpertsSpec | AttentionSpec
 
 
-def bind_parts(linear: Callable[[LinearSpec], RowsOp], spec: LinearSpec, weight: StackedLinear) -> RowsOp:
-    """Bind a layer of several parts, each by ``linear`` to its columns of ``dst``."""
-    ops, start = [], 0
-    for part in weight.parts:
-        ops.append(linear(replace(spec, weight=part, dst=spec.dst[:, start : start + part.n])))
+class BoundLayers(Protocol):
+    """Layers that run one after the other, on the first rows of their buffers."""
+
+    def __call__(self, rows: int, batch: ForwardBatch | None = None) -> None:
+        """batch: of these rows; None only without attention."""
+
+
+def linear_parts(spec: LinearSpec) -> list[tuple[LinearSpec, PackedLinear]]:
+    """``spec`` by part of its weight, each with its columns of ``dst``, and that part."""
+    if isinstance(spec.weight, PackedLinear):
+        return [(spec, spec.weight)]
+    parts, start = [], 0
+    for part in spec.weight.parts:
+        parts.append((replace(spec, weight=part, dst=spec.dst[:, start : start + part.n]), part))
         start += part.n
-
-    def op(rows: int) -> None:
-        for each in ops:
-            each(rows)
-
-    return op
+    return parts
 
 
 class Backend(Protocol):
@@ -169,14 +172,12 @@ class Backend(Protocol):
         A row counts once for each of its experts.
         """
 
-    def linear(self, spec: LinearSpec) -> RowsOp:
-        """Bind a linear layer; the result runs it on the first n rows."""
+    def bind(self, *layers: LayerSpec) -> BoundLayers:
+        """Bind ``layers``; the result runs them in order.
 
-    def experts(self, spec: ExpertsSpec) -> RowsOp:
-        """Bind a layer's experts; the result runs them on the first n rows."""
-
-    def attention(self, spec: AttentionSpec) -> BatchOp:
-        """Bind a layer's attention; the result runs it on a batch."""
+        Raises:
+            ValueError: a buffer does not fit, or a layer is not supported.
+        """
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""

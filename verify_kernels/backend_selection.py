@@ -97,7 +97,7 @@ def _linear_rows(backend: Backend, weight: PackedLinear, generator: torch.Genera
     n, k = weight.n, weight.k
     rows = torch.randn(max(ROWS), k, generator=generator)
     src, dst = rows.clone(), torch.zeros(max(ROWS), n)
-    op = backend.linear(LinearSpec(weight, src, dst, "rms", "store", torch.ones(k), None, 1e-5))
+    op = backend.bind(LinearSpec(weight, src, dst, "rms", "store", torch.ones(k), None, 1e-5))
     alone = []
     for row in rows:
         src[0] = row
@@ -121,12 +121,16 @@ def _tree_rows(backend: Backend, generator: torch.Generator, dtype: torch.dtype)
         heads, kv_heads, dim, dim**-0.5, 1e-6, 0, None, None, angles.cos(), angles.sin(),
         torch.randn(max(ROWS), rows.shape[1], generator=generator), torch.zeros(max(ROWS), heads * dim), kv,
     )  # fmt: skip
-    attend = backend.attention(spec)
+    bound = backend.bind(spec)
+
+    def attend(entry: BatchEntry) -> None:
+        bound(len(entry.tokens), ForwardBatch.build([entry]))
+
     for start in (0, 35):  # the context's own keys
-        attend(ForwardBatch.build([BatchEntry([0] * 35, list(range(-1, 34)), start, [1, 0])]))
+        attend(BatchEntry([0] * 35, list(range(-1, 34)), start, [1, 0]))
     spec.qkv[:7] = rows
     parents = [-1, 0, 1, 1, 0, 4, 5]
-    attend(ForwardBatch.build([BatchEntry([0] * 7, parents, ctx, [1, 0])]))
+    attend(BatchEntry([0] * 7, parents, ctx, [1, 0]))
     expected = spec.out[:7].clone()
     for node in range(7):
         path = [node]
@@ -134,7 +138,7 @@ def _tree_rows(backend: Backend, generator: torch.Generator, dtype: torch.dtype)
             path.insert(0, parents[path[0]])
         for depth, row in enumerate(path):
             spec.qkv[0] = rows[row]
-            attend(ForwardBatch.build([BatchEntry([0], [-1], ctx + depth, [1, 0])]))
+            attend(BatchEntry([0], [-1], ctx + depth, [1, 0]))
         if not torch.equal(spec.out[0], expected[node]):
             return False
     return True

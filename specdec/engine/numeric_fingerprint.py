@@ -71,7 +71,7 @@ def _computed_bits(kernels: Kernels) -> str:
     result = torch.zeros(rows, n)
     backend = kernels.backend()
     backend.reserve(rows, k, n)
-    backend.linear(LinearSpec(pack_linear(weight, None, "fp32"), source, result, "silu", "store"))(rows)
+    backend.bind(LinearSpec(pack_linear(weight, None, "fp32"), source, result, "silu", "store"))(rows)
     return hashlib.sha256(result.numpy().tobytes()).hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,12 +17,12 @@ from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import (
     AttentionSpec,
     Backend,
-    BatchOp,
+    BoundLayers,
     Epilogue,
     ExpertsSpec,
     KvTensors,
+    LayerSpec,
     LinearSpec,
-    RowsOp,
 )
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import HostLinear, PackedLinear
@@ -216,36 +217,46 @@ class Decoder:
             rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in config.rope.kinds
         ]
         self._gate: Literal["silu", "gelu"] = "silu" if config.activation == "silu" else "gelu"
-        self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
-        self._aux_columns = self._columns_by_layer()
-        self._lm_head = backend.linear(
+        self._runs = self._bind_layers()
+        self._lm_head = backend.bind(
             LinearSpec(
                 weights.lm_head, self._chosen, self._logits, "rms", "store", weights.final_norm, None, config.norm_eps
             )
         )
 
-    def _bind(self, index: int, layer: LayerWeights[HostLinear]) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
-        c, linear = self.config, self.backend.linear
-        post: Epilogue = "norm_add" if c.post_norms else "add"
-        return (
-            linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
-            self.backend.attention(self._attention_spec(index, layer)),
-            linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
-            *(self._bind_mlp(layer, post) if layer.router is None else self._bind_experts(layer, layer.router)),
-        )
+    def _bind_layers(self) -> list[tuple[list[Tensor], BoundLayers]]:
+        """Runs of layers. A run ends before a layer whose input is kept; the columns of ``aux_hidden_states`` that
+        keep it stand with the next run."""
+        width, kept, layers = self.config.hidden_size, self.aux_hidden_states, self.weights.layers
+        starts, runs = sorted({0, *self.aux_layers}), []
+        for start, end in pairwise([*starts, len(layers)]):
+            columns = [kept[:, i * width : (i + 1) * width] for i, at in enumerate(self.aux_layers) if at == start]
+            specs = [spec for index in range(start, end) for spec in self._layer(index, layers[index])]
+            runs.append((columns, self.backend.bind(*specs)))
+        return runs
 
-    def _bind_mlp(self, layer: LayerWeights[HostLinear], post: Epilogue) -> tuple[RowsOp, RowsOp]:
-        eps, linear, gate = self.config.norm_eps, self.backend.linear, self._gate
-        return (
-            linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, eps)),
-            linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, eps)),
-        )
+    def _layer(self, index: int, layer: LayerWeights[HostLinear]) -> list[LayerSpec]:
+        eps = self.config.norm_eps
+        post: Epilogue = "norm_add" if self.config.post_norms else "add"
+        return [
+            LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, eps),
+            self._attention_spec(index, layer),
+            LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, eps),
+            *(self._mlp(layer, post) if layer.router is None else self._experts(layer, layer.router)),
+        ]
 
-    def _bind_experts(self, layer: LayerWeights[HostLinear], router: HostLinear) -> tuple[RowsOp, RowsOp]:
+    def _mlp(self, layer: LayerWeights[HostLinear], post: Epilogue) -> list[LayerSpec]:
+        eps = self.config.norm_eps
+        return [
+            LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, eps),
+            LinearSpec(layer.down, self._gate_up, self._x, self._gate, post, None, layer.mlp_post_norm, eps),
+        ]
+
+    def _experts(self, layer: LayerWeights[HostLinear], router: HostLinear) -> list[LayerSpec]:
         c = self.config
         assert isinstance(layer.gate_up, PackedLinear)
         assert isinstance(layer.down, PackedLinear)
-        spec = ExpertsSpec(
+        experts = ExpertsSpec(
             experts=c.experts,
             chosen=c.experts_per_token,
             normalise=c.normalise_experts,
@@ -259,8 +270,7 @@ class Decoder:
             gated=self._gate_up,
             out=self._expert_out,
         )
-        scores = LinearSpec(router, self._x, self._scores, "rms", "store", layer.mlp_norm, None, c.norm_eps)
-        return self.backend.linear(scores), self.backend.experts(spec)
+        return [LinearSpec(router, self._x, self._scores, "rms", "store", layer.mlp_norm, None, c.norm_eps), experts]
 
     def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
         c = self.config
@@ -281,14 +291,6 @@ class Decoder:
             kv=self.pool.tensors.layer(index),
         )
 
-    def _columns_by_layer(self) -> list[list[Tensor]]:
-        """The columns of ``aux_hidden_states`` for each layer's input; for most layers none."""
-        width, kept = self.config.hidden_size, self.aux_hidden_states
-        return [
-            [kept[:, i * width : (i + 1) * width] for i, at in enumerate(self.aux_layers) if at == layer]
-            for layer in range(self.config.n_layers)
-        ]
-
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), rows of the output table].
 
@@ -298,16 +300,10 @@ class Decoder:
         check_batch(self, batch, logit_rows)
         rows = batch.rows
         self.backend.embed(self.weights.embed, batch.tokens, self.config.embed_scale, self._x)
-        for (qkv, attention, o, gate_up_or_router, down_or_experts), kept in zip(
-            self._layers, self._aux_columns, strict=True
-        ):
+        for kept, run in self._runs:
             for columns in kept:
                 columns[:rows].copy_(self._x[:rows])
-            qkv(rows)
-            attention(batch)
-            o(rows)
-            gate_up_or_router(rows)
-            down_or_experts(rows)
+            run(rows, batch)
         if not logit_rows:
             return self._logits[:0]
         n = len(logit_rows)

@@ -47,7 +47,7 @@ def run(backend: Backend, spec: ExpertsSpec, rows: int, first: int = 0) -> torch
     """x after the layer has run on ``rows`` rows from ``first`` on."""
     own = replace(spec, x=spec.x.roll(-first, 0), scores=spec.scores.roll(-first, 0))
     backend.reserve(MAX_ROWS * CHOSEN, FFN, 64)
-    backend.experts(own)(rows)
+    backend.bind(own)(rows)
     assert torch.equal(own.x[rows:], spec.x.roll(-first, 0)[rows:])
     return own.x[:rows]
 
@@ -114,14 +114,14 @@ def test_experts_must_fill_whole_tiles() -> None:
     spec = make_spec("fp32")
     odd = replace(spec, gate_up=packed("fp32", EXPERTS * 2 * 40, HIDDEN))
     with pytest.raises(ValueError, match="whole tiles"):
-        native_backend().experts(odd)
+        native_backend().bind(odd)
 
 
 def test_rows_of_scores_must_lie_side_by_side() -> None:
     spec, backend = make_spec("fp32"), native_backend()
     backend.reserve(MAX_ROWS * CHOSEN, FFN, 64)
     with pytest.raises(ValueError, match="scores: must be contiguous"):
-        backend.experts(replace(spec, scores=torch.zeros(MAX_ROWS, EXPERTS + 1)[:, :EXPERTS]))
+        backend.bind(replace(spec, scores=torch.zeros(MAX_ROWS, EXPERTS + 1)[:, :EXPERTS]))
 
 
 def test_scratch_must_hold_all_pairs() -> None:
@@ -129,7 +129,7 @@ def test_scratch_must_hold_all_pairs() -> None:
     backend = native_backend()
     backend.reserve(MAX_ROWS, FFN, 64)
     with pytest.raises(ValueError, match="pairs of rows and experts"):
-        backend.experts(spec)
+        backend.bind(spec)
     backend.reserve(MAX_ROWS * CHOSEN, FFN, 64)
     with pytest.raises(ValueError, match="pairs of rows and experts"):
-        backend.experts(replace(spec, out=spec.out[:10]))
+        backend.bind(replace(spec, out=spec.out[:10]))

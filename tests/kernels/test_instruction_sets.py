@@ -58,7 +58,7 @@ def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
         for one in (native_backend(), backend):
             spec = make_linear_spec(kind, 130, k, "none", "store")
             one.reserve(MAX_ROWS, 1024, 64)
-            one.linear(spec)(rows)
+            one.bind(spec)(rows)
             results.append(spec.dst[:rows].clone())
         if same_rounding or kind == "int8":  # sums of integers are exact, and nothing else is fused
             assert torch.equal(*results)
@@ -109,7 +109,7 @@ def test_prologues(prologue: str, other: tuple[NativeBackend, bool]) -> None:
     for one in (native_backend(), backend):
         spec = make_linear_spec("fp32", 64, 330, prologue, "norm_add")
         one.reserve(MAX_ROWS, 1024, 64)
-        one.linear(spec)(9)
+        one.bind(spec)(9)
         results.append(spec.dst[:9].clone())
     assert torch.equal(*results) or not same_rounding
     assert torch.allclose(*results, rtol=1e-3, atol=1e-3)
@@ -125,7 +125,7 @@ def test_the_largest_values_do_not_saturate(other: tuple[NativeBackend, bool]) -
                 spec.src[:, 0] = 5.0
                 spec.weight.data.fill_(byte)
                 one.reserve(MAX_ROWS, 1024, 64)
-                one.linear(spec)(6)
+                one.bind(spec)(6)
             assert torch.allclose(specs[0].dst[:6], specs[1].dst[:6], rtol=1e-4)
 
 

@@ -45,7 +45,7 @@ def test_native_matches_reference(kind: str, prologue: str, epilogue: str, n: in
     for backend in (native_backend(), ReferenceBackend(1)):
         spec = make_linear_spec(kind, n, k, prologue, epilogue)
         backend.reserve(MAX_ROWS, 1024, 64)
-        backend.linear(spec)(rows)
+        backend.bind(spec)(rows)
         results.append(spec.dst[:rows].clone())
     # int8: an activation at a rounding boundary may fall either way, one step of 1/127 of its chunk's peak.
     tolerance = 2e-3 if kind == "int8" else 2e-5
@@ -68,7 +68,7 @@ def test_rows_do_not_depend_on_the_batch(kind: str, prologue: str, epilogue: str
     full = make_linear_spec(kind, 200, k, prologue, epilogue)
     before = full.dst.clone()
     source = full.src.clone()
-    op = backend.linear(full)
+    op = backend.bind(full)
     picked = (0, 1, 5, 15, 16, 17, 32, 191, 192, 399)
     for row in picked:
         full.dst.copy_(before)
@@ -93,7 +93,7 @@ def test_threads_do_not_change_bits(threads: int, tmp_path: Path) -> None:
         backend = native_backend(count)
         backend.reserve(MAX_ROWS, 1024, 64)
         spec = make_linear_spec("int8", 700, 576, "rms", "add")
-        backend.linear(spec)(9)
+        backend.bind(spec)(9)
         results.append(spec.dst.clone())
     assert torch.equal(*results)
 
@@ -110,7 +110,7 @@ def test_int8_products_are_exact_at_the_extremes() -> None:
     backend.reserve(rows, k, 64)
     # The layer rotates both sides; rotated once before, they are the extremes again.
     spec = LinearSpec(pack_linear(rotate(weight), None, "int8"), rotate(src), torch.zeros(rows, n))
-    backend.linear(spec)(rows)
+    backend.bind(spec)(rows)
     expected = src.double() @ weight.double().t()
     assert torch.allclose(spec.dst.double(), expected, rtol=1e-6, atol=1e-2)
     assert abs(spec.dst[0, 0].item() - k) < 1e-2
@@ -145,10 +145,8 @@ def test_wrong_buffers_are_rejected() -> None:
     backend.reserve(4, 64, 64)
     packed: PackedLinear = pack_linear(torch.randn(8, 16), None, "fp32")
     with pytest.raises(ValueError, match="src"):
-        backend.linear(LinearSpec(packed, torch.zeros(4, 8), torch.zeros(4, 8)))
+        backend.bind(LinearSpec(packed, torch.zeros(4, 8), torch.zeros(4, 8)))
     with pytest.raises(ValueError, match="dst"):
-        backend.linear(LinearSpec(packed, torch.zeros(4, 16), torch.zeros(4, 4)))
+        backend.bind(LinearSpec(packed, torch.zeros(4, 16), torch.zeros(4, 4)))
     with pytest.raises(ValueError, match="scratch"):
-        backend.linear(
-            LinearSpec(pack_linear(torch.randn(8, 199), None, "fp32"), torch.zeros(4, 199), torch.zeros(4, 8))
-        )
+        backend.bind(LinearSpec(pack_linear(torch.randn(8, 199), None, "fp32"), torch.zeros(4, 199), torch.zeros(4, 8)))

@@ -23,7 +23,7 @@ def test_many_small_jobs_of_changing_size() -> None:
     for n in (64, 640, 128, 1920, 70):
         weight = pack_linear(torch.randn(n, 64, generator=generator), None, "int8")
         src, dst = torch.randn(64, 64, generator=generator), torch.zeros(64, n)
-        op = backend.linear(LinearSpec(weight, src, dst))
+        op = backend.bind(LinearSpec(weight, src, dst))
         op(64)
         cases.append((op, dst, dst.clone()))
     for turn in range(4000):

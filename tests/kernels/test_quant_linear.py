@@ -39,7 +39,7 @@ def make_inputs(k: int) -> torch.Tensor:
 def run_linear(backend: Backend, weight: PackedLinear | StackedLinear, x: torch.Tensor, rows: int) -> torch.Tensor:
     dst = torch.zeros(ROWS, weight.n)
     backend.reserve(ROWS, 1536, 64)
-    backend.linear(LinearSpec(weight, x.clone(), dst))(rows)
+    backend.bind(LinearSpec(weight, x.clone(), dst))(rows)
     return dst[:rows]
 
 

@@ -54,7 +54,7 @@ def make_spec(
 def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Tensor:
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
     fresh = dataclasses.replace(spec, out=torch.zeros_like(spec.out), kv=copied(spec.kv))
-    backend.attention(fresh)(batch)
+    backend.bind(fresh)(batch.rows, batch)
     return fresh.out[: batch.rows]
 
 
@@ -81,10 +81,10 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
     backend = native_backend(threads)
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
     own = dataclasses.replace(spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out), kv=copied(spec.kv))
-    op = backend.attention(own)
+    op = backend.bind(own)
     for depth, row in enumerate(path):
         own.qkv[0] = qkv[row]
-        op(ForwardBatch.build([BatchEntry([0], [-1], entry.ctx + depth, entry.pages)]))
+        op(1, ForwardBatch.build([BatchEntry([0], [-1], entry.ctx + depth, entry.pages)]))
     return own.out[0].clone()
 
 
@@ -164,7 +164,7 @@ def test_written_rows_are_rounded_to_nearest_and_read_back_rounded(backend: str,
     spec.qkv[0] = torch.randn(spec.qkv.shape[1], generator=torch.Generator().manual_seed(2)) * 3
     one = native_backend() if backend == "native" else ReferenceBackend(1)
     one.reserve(MAX_ROWS, 64, 128)
-    one.attention(spec)(ForwardBatch.build([BatchEntry([0], [-1], 0, [4])]))
+    one.bind(spec)(1, ForwardBatch.build([BatchEntry([0], [-1], 0, [4])]))
     value = spec.qkv[0, 256:].view(2, 64)
     if dtype == torch.bfloat16:
         expected = value.to(dtype).float()

@@ -9,8 +9,11 @@ import torch
 
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.load import load_model
-from tests.kernels.natives import native_backend
+from tests.kernels.natives import CACHE, native_backend, need_compiler
 from tests.models.tiny import load_oracle, make_tiny_model
+from verify_kernels.backend import BoundLayers, LayerSpec
+from verify_kernels.cpu.library import load_library
+from verify_kernels.cpu.native_backend import NativeBackend
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 LAYERS, HIDDEN = 6, 64
@@ -22,14 +25,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("aux") / "six", num_hidden_layers=LAYERS)
 
 
-def make_decoder(folder: Path, aux_layers: tuple[int, ...], dtype: str = "fp32") -> Decoder:
+def make_decoder(
+    folder: Path, aux_layers: tuple[int, ...], dtype: str = "fp32", backend: NativeBackend | None = None
+) -> Decoder:
     model = load_model(str(folder), dtype=dtype, cache_dir=folder.parent / "cache")  # type: ignore[arg-type]
-    pool, backend = KvPool(model.config, 8), native_backend()
     return Decoder(
         model.config,
         model.weights,
-        backend,
-        pool,
+        backend or native_backend(),
+        KvPool(model.config, 8),
         max_rows=32,
         max_logit_rows=32,
         max_positions=256,
@@ -69,6 +73,30 @@ def test_taps_change_no_logits(folder: Path) -> None:
     batch = ForwardBatch.build([chain(TOKENS, 0, [3])])
     plain = make_decoder(folder, ()).forward(batch, range(len(TOKENS))).clone()
     assert torch.equal(make_decoder(folder, (1, 5)).forward(batch, range(len(TOKENS))), plain)
+
+
+class CountingBackend(NativeBackend):
+    """Counts the calls of bound layers."""
+
+    calls = 0
+
+    def bind(self, *layers: LayerSpec) -> BoundLayers:
+        bound = super().bind(*layers)
+
+        def op(rows: int, batch: ForwardBatch | None = None) -> None:
+            self.calls += 1
+            bound(rows, batch)
+
+        return op
+
+
+@pytest.mark.parametrize(("aux_layers", "calls"), [((), 2), ((0,), 2), ((3, 1, 3), 4)])
+def test_layers_between_taps_run_in_one_call(folder: Path, aux_layers: tuple[int, ...], calls: int) -> None:
+    """Each call waits for the interpreter if another thread computes in Python."""
+    need_compiler()
+    backend = CountingBackend(load_library(CACHE), 2)
+    make_decoder(folder, aux_layers, backend=backend).forward(ForwardBatch.build([chain(TOKENS, 0, [3])]), [0])
+    assert backend.calls == calls
 
 
 @pytest.mark.parametrize("aux_layers", [(LAYERS,), (0, -1)])

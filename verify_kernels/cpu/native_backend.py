@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, ExpertsSpec, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import AttentionSpec, BoundLayers, ExpertsSpec, LayerSpec, LinearSpec, linear_parts
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import CHUNK_K, FITS, DraftKind, Embedding, PackedLinear, StackedLinear
+from verify_kernels.packed_weights import CHUNK_K, FITS, DraftKind, Embedding, PackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP
 from verify_kernels.sampling import NO_TOKEN, RowSampling
 
@@ -67,6 +67,13 @@ class BatchArgs(ctypes.Structure):
     )  # fmt: skip
 
 
+class LayerRecord(ctypes.Structure):
+    """``sd_layer`` in csrc/run.cpp."""
+
+    _fields_ = (("kind", c_int64), ("args", c_void_p))
+
+
+_LAYERS: dict[type[ctypes.Structure], int] = {LinearArgs: 0, ExpertsArgs: 1, AttentionArgs: 2}
 RECORD_BYTES = 384  # the most that 256 quantised inputs of a row take with scales and sums (csrc/quant_rows.h)
 _KINDS = {name: i for i, name in enumerate(("int8", "bf16", "fp32", *FORMATS))}
 _CHANNELS_PER_GROUP = {"int8": 4} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
@@ -95,29 +102,29 @@ class NativeBackend:
         self._result = torch.zeros(max_rows, wide)
         self._heads = torch.zeros(max_rows, max_heads_width)
 
-    def linear(self, spec: LinearSpec) -> RowsOp:
-        """Bind a linear layer.
+    def bind(self, *layers: LayerSpec) -> BoundLayers:
+        """See `Backend`."""
+        bound = [record for layer in layers for record in self._bind(layer)]
+        records = (LayerRecord * len(bound))(
+            *[LayerRecord(_LAYERS[type(args)], ctypes.addressof(args)) for args, _ in bound]
+        )
+        run, count = self._library.sd_run, len(bound)
 
-        Raises:
-            ValueError: a buffer does not fit the weight's shape.
-        """
-        weight = spec.weight
-        if isinstance(weight, StackedLinear):
-            return bind_parts(self.linear, spec, weight)
-        args = self._linear_args(spec, weight)
-        run, pointer = self._library.sd_linear, ctypes.byref(args)
-
-        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args)) -> None:
-            run(pointer, rows)
+        def op(rows: int, batch: ForwardBatch | None = None, _keep: object = (self, layers, bound)) -> None:
+            run(records, count, rows, None if batch is None else ctypes.byref(self._batch_args(batch)))
 
         return op
 
-    def experts(self, spec: ExpertsSpec) -> RowsOp:
-        """Bind a layer's experts.
+    def _bind(self, layer: LayerSpec) -> Iterator[tuple[ctypes.Structure, object]]:
+        """The records of a layer, each with what it points to."""
+        if isinstance(layer, LinearSpec):
+            yield from ((self._linear_args(spec, weight), spec) for spec, weight in linear_parts(layer))
+        elif isinstance(layer, ExpertsSpec):
+            yield self._experts_args(layer)
+        else:
+            yield self._attention_args(layer), layer
 
-        Raises:
-            ValueError: a buffer does not fit the weights' shapes, or an expert does not fill whole tiles.
-        """
+    def _experts_args(self, spec: ExpertsSpec) -> tuple[ExpertsArgs, object]:
         up, down = (weight.part(0, spec.experts) for weight in (spec.gate_up, spec.down))
         normed = LinearSpec(up, spec.x, spec.gated, "rms", pre_norm=spec.norm, eps=spec.eps)
         gate_up_args = self._linear_args(normed, up)
@@ -137,12 +144,7 @@ class NativeBackend:
             scores=spec.scores.data_ptr(), x=spec.x.data_ptr(), ld_x=spec.x.stride(0), expert=expert.data_ptr(),
             share=share.data_ptr(), place=place.data_ptr(), row=row.data_ptr(), start=start.data_ptr(),
         )  # fmt: skip
-        run, pointer = self._library.sd_experts, ctypes.byref(args)
-
-        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args, expert, share, place, row, start)) -> None:
-            run(pointer, rows)
-
-        return op
+        return args, (expert, share, place, row, start)
 
     def _linear_args(self, spec: LinearSpec, weight: PackedLinear) -> LinearArgs:
         width = weight.k * (2 if spec.prologue in ("silu", "gelu") else 1)
@@ -162,12 +164,7 @@ class NativeBackend:
             q_sum=self._q_sum.data_ptr(), result=self._result.data_ptr(),
         )  # fmt: skip
 
-    def attention(self, spec: AttentionSpec) -> BatchOp:
-        """Bind a layer's attention.
-
-        Raises:
-            ValueError: the head size or the cache's type is not supported, or a buffer does not fit.
-        """
+    def _attention_args(self, spec: AttentionSpec) -> AttentionArgs:
         if spec.kv.k.dtype not in (torch.float32, torch.bfloat16, torch.int8):
             raise ValueError(f"kv: must be float32, bfloat16 or int8, got {spec.kv.k.dtype}")
         if spec.head_dim > 256 or spec.head_dim % 2:
@@ -182,7 +179,7 @@ class NativeBackend:
             _need(name, buffer, heads * spec.head_dim)
             if name != "heads scratch" and buffer.stride(0) != heads * spec.head_dim:
                 raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
-        args = AttentionArgs(
+        return AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
             threads=self._threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
             q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
@@ -190,12 +187,6 @@ class NativeBackend:
             out=spec.out.data_ptr(), k_pool=spec.kv.k.data_ptr(), v_pool=spec.kv.v.data_ptr(),
             k_scale=_pointer(spec.kv.k_scale), v_scale=_pointer(spec.kv.v_scale),
         )  # fmt: skip
-        run, pointer = self._library.sd_attention, ctypes.byref(args)
-
-        def op(batch: ForwardBatch, _keep: tuple[object, ...] = (self, spec, args)) -> None:
-            run(pointer, ctypes.byref(self._batch_args(batch)))
-
-        return op
 
     def _batch_args(self, batch: ForwardBatch) -> BatchArgs:
         if self._batch is None or self._batch[0] is not batch:  # the first layer converts, the others reuse

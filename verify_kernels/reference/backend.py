@@ -11,19 +11,18 @@ from torch import Tensor
 
 from verify_kernels.backend import (
     AttentionSpec,
-    BatchOp,
+    BoundLayers,
     ExpertsSpec,
+    LayerSpec,
     LinearSpec,
     Prologue,
-    RowsOp,
-    bind_parts,
+    linear_parts,
 )
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import (
     CHUNK_K,
     Embedding,
     PackedLinear,
-    StackedLinear,
     block_matrix,
     embedding_rows,
     rotate,
@@ -44,14 +43,25 @@ class ReferenceBackend:
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
         """Nothing to reserve: torch allocates as it goes."""
 
-    def linear(self, spec: LinearSpec) -> RowsOp:
-        """Bind a linear layer; weights are unpacked to float32 once."""
-        weight = spec.weight
-        if isinstance(weight, StackedLinear):
-            return bind_parts(self.linear, spec, weight)
+    def bind(self, *layers: LayerSpec) -> BoundLayers:
+        """See `Backend`; weights are unpacked to float32 once."""
+        bound: list[BoundLayers] = []
+        for layer in layers:
+            if isinstance(layer, LinearSpec):
+                bound += [self._linear(spec, weight) for spec, weight in linear_parts(layer)]
+            else:
+                bound.append(self._experts(layer) if isinstance(layer, ExpertsSpec) else self._attention(layer))
+
+        def op(rows: int, batch: ForwardBatch | None = None) -> None:
+            for each in bound:
+                each(rows, batch)
+
+        return op
+
+    def _linear(self, spec: LinearSpec, weight: PackedLinear) -> BoundLayers:
         bias, product = weight.bias, _product(weight)
 
-        def op(rows: int) -> None:
+        def op(rows: int, batch: ForwardBatch | None = None) -> None:
             y = product(_prologue(spec, spec.src[:rows]))
             if bias is not None:
                 y = y + bias[: weight.n]
@@ -66,14 +76,13 @@ class ReferenceBackend:
 
         return op
 
-    def experts(self, spec: ExpertsSpec) -> RowsOp:
-        """Bind a layer's experts; weights are unpacked to float32 once."""
+    def _experts(self, spec: ExpertsSpec) -> BoundLayers:
         gate_up, down = (
             [_product(weight.part(e, spec.experts)) for e in range(spec.experts)]
             for weight in (spec.gate_up, spec.down)
         )
 
-        def op(rows: int) -> None:
+        def op(rows: int, batch: ForwardBatch | None = None) -> None:
             for x, scores in zip(spec.x[:rows], spec.scores[:rows], strict=True):
                 chosen = scores.sort(descending=True, stable=True).indices[: spec.chosen]
                 over = scores[chosen] if spec.normalise else scores
@@ -84,9 +93,9 @@ class ReferenceBackend:
 
         return op
 
-    def attention(self, spec: AttentionSpec) -> BatchOp:
-
-        def op(batch: ForwardBatch) -> None:
+    def _attention(self, spec: AttentionSpec) -> BoundLayers:
+        def op(rows: int, batch: ForwardBatch | None = None) -> None:
+            assert batch is not None
             q = write_rows(spec, batch)
             for row in range(batch.rows):
                 spec.out[row, : spec.n_heads * spec.head_dim] = attend_row(spec, batch, row, q[row]).reshape(-1)
