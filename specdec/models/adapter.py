@@ -11,7 +11,6 @@ from torch import Tensor
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import StoredBlocks, TensorSource, read_json, well_formed
 from specdec.models.hf import open_shards, readable
-from specdec.models.weights import linear_plans
 
 _WAY_OUT = "merge it (peft: merge_and_unload), and save the whole model"
 _TENSOR = re.compile(
@@ -94,14 +93,13 @@ class AdapterSource(TensorSource):
         return (role, "B") in self._names
 
     def _check_shapes(self) -> None:
-        plans = linear_plans(self.config, self.config.tie_embeddings)
-        shapes = {role: [rows, plan.columns] for plan in plans for role, rows in plan.parts}
         for role in sorted({role for role, _ in self._names}):
             (rank, columns), (rows, inner) = (self._view(role, factor).get_shape() for factor in "AB")
-            if [rows, columns] != shapes.get(role) or rank != inner or rank == 0:
+            shape = list(self._base.shape(role)) if self._base.has(role) else None
+            if [rows, columns] != shape or rank != inner or rank == 0:
                 raise ModelError(
                     f"{self._folder}: the factors of {role} are [{rank}, {columns}] and [{rows}, {inner}], which does "
-                    f"not fit {self._base.name}, where it is {shapes.get(role, 'missing')}; name the model that the "
+                    f"not fit {self._base.name}, where it is {shape or 'missing'}; name the model that the "
                     "adapter was trained on as base_model_name_or_path in adapter_config.json"
                 )
 

@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
@@ -64,6 +66,76 @@ class StoredBlocks:
 
     kind: BlockKind
     order: Tensor | None = None  # int64 [in], the input at each place of the blocks; None: in order
+
+
+class FusedSource(TensorSource):
+    """A source over one that holds q, k and v as the rows of one matrix, ``qkv``, and gate and up as those of
+    ``gate_up``. The rows that are not rotated follow all others in a head of q or k there; here those of
+    `RopeConfig.rotated` begin each half."""
+
+    def __init__(self, inner: TensorSource) -> None:
+        self.inner, self.name, self.config = inner, inner.name, inner.config
+        c = inner.config
+        q, k, v, gate, up = c.q_size, c.kv_size, c.kv_size, c.intermediate_size, c.intermediate_size
+        self._size = {"qkv": q + k + v, "gate_up": gate + up}
+        self._rows = {
+            "q": ("qkv", self._heads(0, q)),
+            "k": ("qkv", self._heads(q, k)),
+            "v": ("qkv", np.arange(q + k, q + k + v)),
+            "gate": ("gate_up", np.arange(gate)),
+            "up": ("gate_up", np.arange(gate, gate + up)),
+        }
+
+    def _heads(self, start: int, size: int) -> np.ndarray:
+        rotated, rest = np.split(np.arange(self.config.head_dim), [self.config.rope.rotated or self.config.head_dim])
+        halves = zip(np.split(rotated, 2), np.split(rest, 2), strict=True)
+        order = np.concatenate([part for half in halves for part in half])
+        return (np.arange(start, start + size, len(order))[:, None] + order).reshape(-1)
+
+    def has(self, role: str) -> bool:
+        return self.inner.has(self._whole(role)[0])
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        whole, rows = self._whole(role)
+        shape = self.inner.shape(whole)
+        if rows is None:
+            return shape
+        if shape[0] != (size := self._size[whole.rpartition(".")[2]]):
+            raise ModelError(
+                f"{self.name}: {whole} has {shape[0]} rows, its parts have {size}; the file is damaged, fetch it again"
+            )
+        return (len(rows), *shape[1:])
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        return self._read(self.inner.rows, role, low, high)
+
+    def vector(self, role: str) -> Tensor:
+        return self.inner.vector(role)
+
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        return self.inner.stored_blocks(self._whole(role)[0])
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        return self._read(self.inner.blocks, role, low, high)
+
+    def _read(self, read: Callable[[str, int, int], Tensor], role: str, low: int, high: int) -> Tensor:
+        whole, rows = self._whole(role)
+        if rows is None or low == high:
+            return read(whole, low, high)
+        own = rows[low:high]
+        first = int(own.min())
+        return read(whole, first, int(own.max()) + 1)[own - first]
+
+    def _whole(self, role: str) -> tuple[str, np.ndarray | None]:
+        """The role of the matrix that holds ``role``, and which of its rows these are; None: all."""
+        layer, dot, part = role.rpartition(".")
+        whole, rows = self._rows.get(part, (part, None))
+        return layer + dot + whole, rows
+
+
+def by_parts(source: TensorSource) -> TensorSource:
+    """``source``, or a `FusedSource` over it if its family has fused matrices."""
+    return FusedSource(source) if source.config.family == "phi3" else source
 
 
 class Checkpoint(Protocol):

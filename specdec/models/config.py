@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,9 +28,12 @@ class RopeConfig:
     scaling: tuple[str | float, ...] | None = None
     """("linear", factor), ("llama3", factor, low_freq_factor, high_freq_factor, original_context), or ("factors", f_0,
     ..., f_{head_dim/2 - 1}): frequency i is divided by f_i, as GGUF files hold llama3 scaling; or ("yarn", factor,
-    original_context, beta_fast, beta_slow, magnitude of q and of k)."""
+    original_context, beta_fast, beta_slow, magnitude of q and of k); or ("longrope", original_context, f_0, ...,
+    magnitude of q and of k), with the factors f_i of the original context."""
     local_rotates: bool = True
     """Whether local layers have rotary embedding; those of SmolLM3 have none."""
+    rotated: int | None = None
+    """Channels of a head that are rotated, the first ones of each half; None: all."""
 
     @property
     def kinds(self) -> tuple[bool, ...]:
@@ -38,19 +42,35 @@ class RopeConfig:
 
     @property
     def original_context(self) -> int:
-        """Tokens for which the model was made before "yarn"; 0 for other scaling."""
-        return int(self.scaling[2]) if self.scaling and self.scaling[0] == "yarn" else 0
+        """Tokens for which the model was made before "yarn" or "longrope"; 0 for other scaling."""
+        kind, *values = self.scaling or ("none",)
+        return int(values[1]) if kind == "yarn" else int(values[0]) if kind == "longrope" else 0
 
-    @property
-    def context(self) -> int:
-        """Tokens for which "yarn" is made; 0 for other scaling."""
-        return int(float(self.scaling[1]) * self.original_context) if self.scaling and self.original_context else 0
+    def max_context(self, given: int) -> int:
+        """Tokens that are served of a model whose configuration says ``given``: all that "yarn" is made for, but only
+        the original context of "longrope", beyond which other factors hold for all tokens."""
+        kind, *values = self.scaling or ("none",)
+        if kind == "longrope":
+            return min(given, self.original_context)
+        return max(given, int(float(values[0]) * self.original_context)) if kind == "yarn" else given
 
     def __post_init__(self) -> None:
         _check_positive("a rotary base", self.theta, self.theta if self.local_theta is None else self.local_theta)
         _check_positive("rope scaling", *(float(each) for each in (self.scaling or ())[1:]))
-        if self.context and self.theta <= 1:
+        kind, *values = self.scaling or ("none",)
+        if kind == "yarn" and self.theta <= 1:
             raise ValueError(f"a rotary base of {self.theta} is too small for yarn")
+        if kind == "longrope" and self.rotated != 2 * len(values[1:-1]):
+            raise ValueError(f"longrope has {len(values[1:-1])} factors for {self.rotated} channels")
+
+
+def longrope_scaling(
+    factors: Iterable[float], original: float, context: float, magnitude: float | None
+) -> tuple[str | float, ...]:
+    """`RopeConfig.scaling` by LongRoPE (Ding et al., arXiv 2402.13753). context: tokens for which it is made."""
+    if magnitude is None:
+        magnitude = math.sqrt(1.0 + math.log(max(context / original, 1.0)) / math.log(original))
+    return ("longrope", original, *map(float, factors), magnitude)
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
@@ -96,6 +116,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_positive("the norms' epsilon", self.norm_eps)
         _check_positive("the context", self.max_context)
+        if (rotated := self.rope.rotated or self.head_dim) % 2 or not 0 < rotated <= self.head_dim:
+            raise ValueError(f"{rotated} of {self.head_dim} channels of a head cannot be rotated")
         _check_positive("a scale", self.attn_scale, self.embed_scale, self.logits_divisor)
         _check_positive("a sliding window", 1 if self.sliding_window is None else self.sliding_window)
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):

@@ -35,18 +35,21 @@ def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool)
     is 1 and sin 0. Scaling applies to the global base only, as in Gemma 3. "llama3" scaling is the piecewise rule of
     Llama 3.1's release: long wavelengths are slowed by the factor, short ones kept, those between interpolated. "yarn"
     (Peng et al., arXiv 2309.00071) interpolates by index between the frequencies that turn beta_slow and beta_fast
-    times in the original context.
+    times in the original context. Channels that are not rotated have cos 1 and sin 0.
     """
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
-    inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    rotated = rope.rotated or head_dim
+    inverse = theta ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
     magnitude = 1.0
     if local and not rope.local_rotates:
         inverse = torch.zeros_like(inverse)
     elif rope.scaling is not None and not (local and rope.local_theta is not None):
         inverse = _scaled(inverse, theta, rope.scaling)
-        magnitude = float(rope.scaling[-1]) if rope.scaling[0] == "yarn" else 1.0
+        magnitude = float(rope.scaling[-1]) if rope.original_context else 1.0
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), inverse)
-    return (magnitude * angles.cos()).float().contiguous(), (magnitude * angles.sin()).float().contiguous()
+    cos, sin = torch.ones(positions, head_dim // 2), torch.zeros(positions, head_dim // 2)
+    cos[:, : rotated // 2], sin[:, : rotated // 2] = magnitude * angles.cos(), magnitude * angles.sin()
+    return cos, sin
 
 
 def _scaled(inverse: Tensor, theta: float, scaling: tuple[str | float, ...]) -> Tensor:
@@ -54,8 +57,8 @@ def _scaled(inverse: Tensor, theta: float, scaling: tuple[str | float, ...]) -> 
     values = [float(x) for x in numbers]
     if kind == "linear":
         return inverse / values[0]
-    if kind == "factors":
-        return inverse / torch.tensor(values, dtype=torch.float64)
+    if kind in ("factors", "longrope"):
+        return inverse / torch.tensor(values if kind == "factors" else values[1:-1], dtype=torch.float64)
     if kind == "llama3":
         factor, low, high, original = values
         wavelength = 2 * math.pi / inverse

@@ -18,7 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, TensorSource, check_regular, well_formed
-from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, yarn_magnitude
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,16 +201,18 @@ class GGUFFile:
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma3": "gemma3",
     "granite": "granite", "mistral3": "ministral3", "smollm3": "smollm3", "seed_oss": "seed_oss",
+    "phi3": "phi3",
 }  # fmt: skip
 
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
 _SMOLLM3_PATTERN = 4  # every fourth layer has no rotary embedding; files do not say so
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
+_MAGNITUDE = "rope.scaling.attn_factor"  # read for longrope
 # Values of keys that change what a model computes; others are not supported
 _ONLY = {
-    "attention.causal": True, "final_logit_softcapping": 0.0, "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0,
+    "attention.causal": True, "final_logit_softcapping": 0.0, _MAGNITUDE: 1.0, "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
 
 
@@ -252,7 +254,7 @@ class _Reader:
                 "or one of qwen3moe"
             )
         for key, only in _ONLY.items():
-            if (value := self._get(key, only)) != only:
+            if (value := self._get(key, only)) != only and (key, self.architecture) != (_MAGNITUDE, "phi3"):
                 raise UnsupportedModelError(
                     f"{self.file.path}: '{self.architecture}.{key}' {value} is not supported; use another model"
                 )
@@ -263,12 +265,12 @@ class _Reader:
         heads = self._int("attention.head_count")
         layers = self._int("block_count", most=MAX_LAYERS)
         head_dim = self._int("attention.key_length", hidden // heads)
-        if self._int("attention.value_length", head_dim) != head_dim or self._int(
-            "rope.dimension_count", head_dim
-        ) not in (head_dim, hidden // heads):
+        rotated = self._int("rope.dimension_count", head_dim)
+        whole = self.architecture == "phi3" or rotated in (head_dim, hidden // heads)
+        if self._int("attention.value_length", head_dim) != head_dim or not whole:
             raise UnsupportedModelError(f"{self.file.path}: keys, values and rotary part must have equal lengths")
         window, local = self._layers(layers)
-        rope = self._rope()
+        rope = self._rope(rotated if self.architecture == "phi3" else None)
         scale_dim = hidden / heads if self.architecture == "gemma3" and layers == _GEMMA_27B_LAYERS else head_dim
         positions_scale = self._get("attention.temperature_scale")  # queries, beyond the original context
         config = ModelConfig(
@@ -280,7 +282,7 @@ class _Reader:
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
             intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
-            max_context=rope.original_context if positions_scale else max(self._int("context_length"), rope.context),
+            max_context=rope.original_context if positions_scale else rope.max_context(self._int("context_length")),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope=rope,
             attn_scale=self._scale("attention.scale", float(scale_dim) ** -0.5),
@@ -337,13 +339,20 @@ class _Reader:
             return int(window), tuple(bool(flag) for flag in pattern)
         return int(window), tuple((i + 1) % int(pattern) != 0 for i in range(layers))
 
-    def _rope(self) -> RopeConfig:
+    def _rope(self, rotated: int | None) -> RopeConfig:
         gemma = self.architecture == "gemma3"
         theta = float(self._get("rope.freq_base", 1_000_000.0 if gemma else 10_000.0))
         local = float(self._get("rope.freq_base_swa", _GEMMA_LOCAL_THETA)) if gemma else None
-        return RopeConfig(theta, local, self._rope_scaling(), local_rotates=self.architecture != "smollm3")
+        scaling, local_rotates = self._rope_scaling(), self.architecture != "smollm3"
+        return RopeConfig(theta, local, scaling, local_rotates=local_rotates, rotated=rotated)
 
     def _rope_scaling(self) -> tuple[str | float, ...] | None:
+        if (short := "rope_factors_short.weight") in self.file.tensors:
+            original, context = (
+                float(self._int(key)) for key in ("rope.scaling.original_context_length", "context_length")
+            )
+            factors = self.file.rows(short, slice(None)).reshape(-1)
+            return longrope_scaling(factors, original, context, self._get(_MAGNITUDE))
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")
         if kind == "yarn" and "rope_freqs.weight" not in self.file.tensors:
@@ -376,6 +385,8 @@ _LAYER = {
     "down": "ffn_down",
     "attn_post_norm": "post_attention_norm",
     "mlp_post_norm": "post_ffw_norm",
+    "qkv": "attn_qkv",
+    "gate_up": "ffn_up",
 }
 _SEED_LAYER = _LAYER | {"mlp_norm": "post_attention_norm"}
 

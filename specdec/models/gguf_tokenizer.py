@@ -30,7 +30,9 @@ _LONGEST_JOINED = 1024  # characters of a token: every way to cut one in two is 
 _PADDING = re.compile(r"\[PAD\d+\]")  # rows that only round the vocabulary up
 
 # Tokens that end an answer if the vocabulary marks them as control tokens
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_END_OF_TURN = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+)  # fmt: skip
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,6 +44,12 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # tokenizer.ggml.pre -> splitting; None is GPT-2's own
 _SPLITS: dict[str, str | None] = {
     "default": None,
@@ -50,7 +58,8 @@ _SPLITS: dict[str, str | None] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,  # SmolLM3
-    "dbrx": _LLAMA3,  # Granite 4
+    "dbrx": _LLAMA3,  # Granite 4, Phi-4
+    "gpt-4o": _O200K,  # Phi-4-mini
     "seed-coder": _SEED,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,

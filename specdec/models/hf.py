@@ -18,7 +18,7 @@ from specdec.models.checkpoint import (
     read_json,
     well_formed,
 )
-from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, yarn_magnitude
+from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,6 +195,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"max_position_embeddings": 2048},
     "smollm3": {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288},
+    "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "sliding_window": None},
 }
 _SCORING = ("Classification", "RewardModel")  # ends of the names of classes with another head
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -253,7 +254,7 @@ class _Reader:
         layers = self._int("num_hidden_layers", most=MAX_LAYERS)
         head_dim = self._int("head_dim", hidden // heads)
         window, local = self._layers(layers)
-        moe, rope = self.family == "qwen3_moe", self._rope()
+        moe, rope = self.family == "qwen3_moe", self._rope(head_dim)
         # Queries are multiplied by a function of their position, which is 1 in the original context.
         given = (self.data.get("rope_parameters") or {}) | (self.data.get("rope_scaling") or {})
         positions_scale = given.get("llama_4_scaling_beta")
@@ -270,7 +271,7 @@ class _Reader:
             intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
             max_context=rope.original_context
             if positions_scale
-            else max(self._int("max_position_embeddings"), rope.context),
+            else rope.max_context(self._int("max_position_embeddings")),
             norm_eps=float(self.data["rms_norm_eps"]),
             rope=rope,
             attn_scale=self._factor("attention_multiplier", attn_scale),
@@ -353,7 +354,7 @@ class _Reader:
             flags = tuple(kind == "sliding_attention" for kind in self.data[key])
         elif self.family == "gemma3":
             flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))
-        elif self.family in ("mistral", "ministral3"):
+        elif self.family in ("mistral", "ministral3", "phi3"):
             flags = (True,) * layers
         else:
             flags = tuple(i >= int(self.data["max_window_layers"]) for i in range(layers))
@@ -361,7 +362,7 @@ class _Reader:
             raise ModelError(f"{self.name}: config.json: '{key}' has {len(flags)} entries for {layers} layers")
         return (int(window) if window is not None and any(flags) else None), flags
 
-    def _rope(self) -> RopeConfig:
+    def _rope(self, head_dim: int) -> RopeConfig:
         """Reads ``rope_parameters`` (transformers 5), and ``rope_scaling``: the former spelling, or added by hand."""
         given, added = self.data.get("rope_parameters") or {}, self.data.get("rope_scaling")
         if self.family == "gemma3":
@@ -374,10 +375,22 @@ class _Reader:
             return RopeConfig(float(theta), float(local_theta), _scaling(added or full, self.name))
         theta = given.get("rope_theta", self.data["rope_theta"])
         partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
+        if self.family == "phi3":
+            rotated = int(head_dim * partial)
+            return RopeConfig(float(theta), None, self._longrope(added or given), rotated=rotated)
         if partial != 1.0:
             raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported; use another model")
         scaling = _scaling(added or given, self.name)
         return RopeConfig(float(theta), None, scaling, local_rotates=self.family != "smollm3")
+
+    def _longrope(self, given: dict[str, Any]) -> tuple[str | float, ...] | None:
+        if given.get("rope_type", given.get("type", "default")) not in ("longrope", "su", "yarn"):  # three names of one
+            return _scaling(given, self.name)
+        context = self._int("max_position_embeddings")
+        original = given.get("original_max_position_embeddings", self._int("original_max_position_embeddings", context))
+        if given.get("factor"):
+            context = original * given["factor"]
+        return longrope_scaling(given["short_factor"], original, context, given.get("attention_factor"))
 
 
 def _scaling(given: dict[str, Any], name: str) -> tuple[str | float, ...] | None:
@@ -415,6 +428,8 @@ _LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "router": "mlp.gate",
+    "qkv": "self_attn.qkv_proj",
+    "gate_up": "mlp.gate_up_proj",
 }
 # Gemma has four norms around a layer, and gives one of the usual names to another of them
 _GEMMA_LAYER = _LAYER | {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
-from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files, read_json
+from specdec.models.checkpoint import Checkpoint, FusedSource, TensorSource, by_parts, fingerprint_files, read_json
 from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
@@ -41,15 +41,15 @@ class HFCheckpoint:
         return fingerprint_files([self.path / "config.json", *weight_files(self.path)])
 
     def open(self) -> TensorSource:
-        """The tensors; for a quantised folder, a `QuantizedSource`."""
+        """The tensors; for a quantised folder, those of a `QuantizedSource`."""
         source = HFSource(self.path)
         source.name = self.name  # the folder of a hub's model is named by its commit
         quantized = read_json(self.path / "config.json").get("quantization_config")
         if quantized is None:
-            return source
+            return by_parts(source)
         from specdec.models.quantized import QuantizedSource  # not at the top, like `random_model`: both import torch
 
-        return QuantizedSource(source, parse_quantized_config(quantized, self.name))
+        return by_parts(QuantizedSource(source, parse_quantized_config(quantized, self.name)))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
@@ -74,8 +74,8 @@ class GGUFCheckpoint:
         """The file's digest if known, else SHA-256 over its header, size and time."""
         return self._sha256 or fingerprint_files([self.path])
 
-    def open(self) -> GGUFSource:
-        return GGUFSource(self._file)
+    def open(self) -> TensorSource:
+        return by_parts(GGUFSource(self._file))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
@@ -112,7 +112,10 @@ class AdapterCheckpoint:
 
         with _of_base(self.path):
             base = self._base.open()
-        return AdapterSource(base, self.path, self.name)
+        whole = (
+            base.inner if isinstance(base, FusedSource) else base
+        )  # an adapter changes the matrices as they are stored
+        return by_parts(AdapterSource(whole, self.path, self.name))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The adapter's, completed by the base's; the base's where the adapter's folder holds none."""

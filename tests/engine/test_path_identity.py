@@ -106,6 +106,7 @@ def test_batch_conditions_change_no_token(drawn: list[Request], conditions: Batc
         "smollm3",
         "seed_oss",
         "ministral3",
+        "phi3",
         "llama3",
     ],
 )

@@ -18,8 +18,12 @@ def expected_layer(state: dict[str, Tensor], i: int, one: float) -> dict[str, Te
     """
     p = f"model.layers.{i}."
     attention, mlp = p + "self_attn.", p + "mlp."
+    if (fused := attention + "qkv_proj.weight") in state:
+        qkv = _rotated_first(state[fused])
+    else:
+        qkv = torch.cat([state[attention + f"{x}_proj.weight"] for x in "qkv"])
     out = {
-        "qkv": torch.cat([state[attention + f"{x}_proj.weight"] for x in "qkv"]),
+        "qkv": qkv,
         "o": state[attention + "o_proj.weight"],
         "attn_norm": state[p + "input_layernorm.weight"] + one,
     }
@@ -27,7 +31,9 @@ def expected_layer(state: dict[str, Tensor], i: int, one: float) -> dict[str, Te
         out["router"] = state[mlp + "gate.weight"]
         out["gate_up"], out["down"] = (state[f"{mlp}experts.{x}_proj"].flatten(0, 1) for x in ("gate_up", "down"))
     else:
-        out["gate_up"] = torch.cat([state[mlp + "gate_proj.weight"], state[mlp + "up_proj.weight"]])
+        fused = mlp + "gate_up_proj.weight"
+        parts = [mlp + "gate_proj.weight", mlp + "up_proj.weight"] if fused not in state else [fused]
+        out["gate_up"] = torch.cat([state[part] for part in parts])
         out["down"] = state[mlp + "down_proj.weight"]
     if attention + "q_proj.bias" in state:
         out["qkv_bias"] = torch.cat([state[attention + f"{x}_proj.bias"] for x in "qkv"])
@@ -41,6 +47,13 @@ def expected_layer(state: dict[str, Tensor], i: int, one: float) -> dict[str, Te
     else:
         out["mlp_norm"] = state[p + "post_attention_layernorm.weight"] + one
     return out
+
+
+def _rotated_first(qkv: Tensor) -> Tensor:
+    """The tiny Phi's rows: of each of the six heads of 16 rows of q and k, 12 are rotated."""
+    heads = qkv[: 6 * 16].view(6, 16, -1)
+    first, second, rest, last = heads.split([6, 6, 2, 2], dim=1)
+    return torch.cat([torch.cat([first, rest, second, last], dim=1).flatten(0, 1), qkv[6 * 16 :]])
 
 
 def found_layer(layer: LayerWeights) -> dict[str, Tensor]:

@@ -98,11 +98,11 @@ def quantise(weight: NDArray[np.float32], scheme: Scheme, seed: int) -> tuple[di
     return pack(levels, zeros, torch.from_numpy(scales).to(scheme.scales), groups, scheme), matrix
 
 
-def write_folder(folder: Path, scheme: Scheme, **model: Any) -> tuple[Path, Path]:
-    """A tiny llama: (quantised folder, folder of the float32 matrices that it stands for)."""
+def write_folder(folder: Path, scheme: Scheme, family: str = "llama", **model: Any) -> tuple[Path, Path]:
+    """A tiny model: (quantised folder, folder of the float32 matrices that it stands for)."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": not scheme.lm_head}
-    plain = make_tiny_model("llama", folder / "plain", **(sizes | model))
-    quantised = make_tiny_model("llama", folder / "quantised", **(sizes | model))
+    plain = make_tiny_model(family, folder / "plain", **(sizes | model))
+    quantised = make_tiny_model(family, folder / "quantised", **(sizes | model))
     quantise_folder(plain, quantised, scheme)
     return quantised, plain
 

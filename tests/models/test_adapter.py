@@ -22,7 +22,7 @@ from specdec.models.progress import silent
 from specdec.models.resolve import is_here, load_tokenizer, resolve
 from tests.models.oracle_weights import differences
 from tests.models.tiny import load_oracle, make_tiny_model
-from tests.models.tiny_adapter import make_adapter
+from tests.models.tiny_adapter import ALL, make_adapter
 from tests.models.tiny_gguf import write_tiny_gguf
 
 WEIGHTS = "adapter_model.safetensors"
@@ -66,9 +66,17 @@ def test_weights_equal_those_that_peft_merges(
     assert len(differences(model.weights, load_oracle(base), tolerance=1e-5)) > 2
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_over_a_gguf_file(family: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    adapter = make_adapter(tiny(family), tmp_path / "tuned")
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+
+
+def test_fused_matrices(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny("phi3"), tmp_path / "tuned", target_modules=FUSED)
+    assert differences(load(adapter, tmp_path).weights, merged(tiny("phi3"), adapter), tolerance=1e-5) == []
+
+
+@pytest.mark.parametrize(("family", "modules"), [("llama", ALL), ("qwen3", ALL), ("phi3", FUSED)])
+def test_over_a_gguf_file(family: str, modules: list[str], tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny(family), tmp_path / "tuned", target_modules=modules)
     write_tiny_gguf(tiny(family), tmp_path / "base.gguf")
     change(adapter, base_model_name_or_path=str(tmp_path / "base.gguf"))
     assert differences(load(adapter, tmp_path).weights, merged(tiny(family), adapter), tolerance=1e-5) == []

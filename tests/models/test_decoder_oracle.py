@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,37 @@ def test_yarn_equals_transformers(given: dict[str, float], tmp_path: Path) -> No
         expected = oracle(torch.tensor([tokens])).logits[0]
     got = run_in_chunks(decoder, tokens, [64])
     assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+
+
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.3, 3.0], "long_factor": [1.0] * 6}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "sizes"),
+    [
+        ({"type": "longrope", **FACTORS}, {}),
+        ({"type": "longrope", **FACTORS}, {"max_position_embeddings": 512}),
+        ({"rope_type": "longrope", "factor": 4.0, **FACTORS}, {}),
+        (None, {"partial_rotary_factor": 0.5, "sliding_window": 40}),
+        (None, {"partial_rotary_factor": 1.0, "num_key_value_heads": 4, "head_dim": 20}),
+    ],
+)
+def test_phi_equals_transformers(scaling: dict[str, Any] | None, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Configurations as Phi-3 to Phi-4-mini are published with them."""
+    folder = make_tiny_model("phi3", tmp_path / "m", **{"rope_parameters": None, "rope_scaling": scaling} | sizes)
+    config = json.loads((folder / "config.json").read_text()) | sizes
+    rope = config.pop("rope_parameters")
+    config |= {"rope_scaling": scaling, "rope_theta": rope["rope_theta"]}
+    config |= {"partial_rotary_factor": rope["partial_rotary_factor"], "original_max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    decoder = make_decoder(folder, tmp_path / "cache", native_backend())
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    got = run_in_chunks(decoder, tokens, [64])
+    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+    assert decoder.config.max_context == (2048 if scaling is None else 512)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])

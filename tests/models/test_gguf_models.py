@@ -40,7 +40,7 @@ def test_float_file_equals_its_source(family: str, tiny: Tiny, tmp_path: Path) -
     [
         *(
             (family, {})
-            for family in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "seed_oss", "ministral3")
+            for family in ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "seed_oss", "ministral3", "phi3")
         ),
         ("gemma3", {"num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 32}),
         ("smollm3", {"num_hidden_layers": 9, "no_rope_layers": None}),

@@ -177,6 +177,7 @@ def _pairs(*texts: str) -> dict[str, Any]:
         ("smaug-bpe", [b"a", b" ", b" ", b"12", b"3"]),
         ("dbrx", [b"a", b" ", b" ", b"12", b"3"]),
         ("seed-coder", [b"a", b" ", b" ", b"1", b"2", b"3"]),
+        ("gpt-4o", [b"a", b" ", b" ", b"12", b"3"]),
     ],
 )
 def test_text_splitting_follows_the_file(pre: str, expected: list[bytes]) -> None:
@@ -190,7 +191,23 @@ def test_seed_splits_line_breaks_from_signs() -> None:
     assert pieces == [[b"!", b"\n\n", b" ", b"a"], [b"!\n", b"\n", b" ", b"a"]]
 
 
-@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "tekken", "qwen2", "smaug-bpe", "dbrx", None])
+def test_words_split_at_capitals_and_keep_contractions() -> None:
+    """As GPT-4o's; Mistral's split at capitals alone."""
+    given = _pairs("aB", "a's", "//Ċ")
+    for pre, expected in (
+        ("gpt-4o", [b"a", b"B", b"a's", b"//\n"]),
+        ("tekken", [b"a", b"B", b"a", b"'", b"s", b"//\n"]),
+    ):
+        tokenizer = _convert(pre=pre, **given)
+        found = [
+            tokenizer.token_bytes(i)
+            for text in ("aB", "a's", "//\n")
+            for i in tokenizer.encode(text, add_special=False)
+        ]
+        assert found == expected
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "llama3", "tekken", "gpt-4o", "qwen2", "smaug-bpe", "dbrx", None])
 def test_a_file_that_does_not_say_begins_texts_as_in_llama_cpp(pre: str | None) -> None:
     given = _pairs() | {"bos_token_id": 7} | ({} if pre is None else {"pre": pre})
     assert (_convert(**given).encode("a")[0] == 7) == (pre in ("llama-bpe", "llama3", "tekken"))

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import read_json
 from specdec.models.config import RopeConfig
 from specdec.models.hf import HFSource, parse_hf_config
 from specdec.models.load import load_model
@@ -61,6 +62,12 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     assert (ours.activation, ours.post_norms) == ("gelu_tanh" if gemma else "silu", family == "gemma3")
     assert ours.qk_norm == (family in ("qwen3", "qwen3_moe", "gemma3"))
     assert ours.qkv_bias == (family in ("qwen2", "seed_oss"))
+
+
+def test_the_names_of_longrope(tiny: Tiny) -> None:
+    data = read_json(tiny("phi3") / "config.json")
+    spelled = [data | {"rope_scaling": data["rope_parameters"] | {"rope_type": name}} for name in ("su", "yarn")]
+    assert [parse_hf_config(each, "m") for each in spelled] == [parse_hf_config(data, "m")] * 2
 
 
 def test_experts_in_either_spelling() -> None:

@@ -118,6 +118,9 @@ def test_values_of_config_json(name: str, value: Any, folder: Path) -> None:
         ("granite", "residual_multiplier", 0), ("granite", "residual_multiplier", -0.22),
         ("granite", "logits_scaling", 0), ("granite", "attention_multiplier", "x"),
         ("granite", "embedding_multiplier", float("inf")), ("smollm3", "no_rope_layers", 4),
+        ("phi3", "rope_scaling", {"type": "su", "short_factor": [1.0] * 8}), ("phi3", "rope_scaling", {"type": "su"}),
+        ("phi3", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.7}),
+        ("phi3", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}),
     ],
 )  # fmt: skip
 def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny: Tiny, tmp_path: Path) -> None:
@@ -125,6 +128,13 @@ def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     assert f"{folder}: config.json: holds a value of the wrong kind" in refusal(folder)
+
+
+def test_fused_matrices_have_the_rows_of_their_parts(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("phi3"), tmp_path / "copy"))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 80}))
+    assert "layers.0.gate_up has 192 rows, its parts have 160" in refusal(folder)
 
 
 @pytest.mark.parametrize(

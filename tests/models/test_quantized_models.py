@@ -25,6 +25,7 @@ from tests.models.quantized_folders import Scheme, change_config, quantise, quan
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import VOCAB_SIZE, load_oracle, make_tiny_model
 from verify_kernels.gpu.quantized_weights import unpack_int4
+from verify_kernels.packed_weights import unpack_linear
 from verify_kernels.reference.backend import ReferenceBackend
 
 SCHEMES = {
@@ -107,6 +108,16 @@ def test_blocks_are_lossless(name: str, folders: dict[str, tuple[Path, Path]], t
         for matrix in ("qkv", "o", "gate_up", "down"):
             assert torch.equal(found[matrix], cached[matrix])
             assert kind == "int8" or torch.equal(found[matrix], expected[matrix]), matrix
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq act order", "compressed"])
+def test_parts_of_fused_matrices(name: str, tmp_path: Path) -> None:
+    quantised, plain = write_folder(tmp_path, SCHEMES[name], "phi3")
+    loaded, kept = (load_model(str(quantised), dtype=dtype, cache_dir=tmp_path) for dtype in ("fp32", "auto"))
+    assert differences(loaded.weights, load_oracle(plain)) == []
+    assert [each.kind for each in kept.weights.layers[1].linears] == ["u4_32"] * 4
+    for each, exact in zip(kept.weights.layers[1].linears, loaded.weights.layers[1].linears, strict=True):
+        assert torch.equal(unpack_linear(each), unpack_linear(exact))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 FAMILIES = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3", "granite", "smollm3", "seed_oss",
-    "ministral3",
+    "ministral3", "phi3",
 )  # fmt: skip
 VOCAB_SIZE = 384
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -83,6 +83,21 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "phi3": {
+        "max_position_embeddings": 2048,
+        "original_max_position_embeddings": 512,
+        "partial_rotary_factor": 0.75,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "attention_factor": 1.125,
+            "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0, 2.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 512,
+        },
+        "tie_word_embeddings": True,
+    },
     "gemma3": {
         "head_dim": 32,
         "num_hidden_layers": 4,
@@ -153,6 +168,7 @@ def _build(family: str, seed: int, overrides: dict[str, Any]) -> Any:
         "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
         "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
         "granite": (hf.GraniteConfig, hf.GraniteForCausalLM),
+        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
         "smollm3": (hf.SmolLM3Config, hf.SmolLM3ForCausalLM),
         "seed_oss": (hf.SeedOssConfig, hf.SeedOssForCausalLM),
         "ministral3": (hf.Ministral3Config, hf.Ministral3ForCausalLM),

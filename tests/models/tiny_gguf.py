@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "seed_oss": "seed_oss",
     "ministral3": "mistral3",
+    "phi3": "phi3",
 }
 _PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # architectures whose converter permutes the rows of q and k
 _LAYER_NAMES = {
@@ -41,6 +42,8 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 _GEMMA_NAMES = _LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
@@ -73,6 +76,10 @@ def write_tiny_gguf(
         raw = gguf.quantize(tensor, use) if use != Kind.F32 else tensor
         stored[name] = gguf.dequantize(raw, use) if use != Kind.F32 else tensor
         writer.add_tensor(name, raw, raw_dtype=use)
+    if family == "phi3":
+        for name in ("short", "long"):
+            factors = np.array(config.rope_parameters[f"{name}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
     writer.write_header_to_file()
@@ -146,6 +153,11 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if family == "phi3":
+        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * head_dim))
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+        writer.add_sliding_window(0)
     if family == "gemma3":
         writer.add_sliding_window(config.sliding_window)
 

@@ -46,6 +46,7 @@ def run(decoder: Any) -> list[Tensor]:
         pytest.param({}, marks=SLOW_INTERPRETED, id="qwen"),
         pytest.param(GEMMA, id="gemma"),
         pytest.param(SMOLLM3, id="smollm3"),
+        pytest.param({"rope": RopeConfig(1e4, rotated=12)}, marks=SLOW_INTERPRETED, id="phi3"),
         pytest.param({"embed_scale": 12 / 0.22, "norm_eps": 1e-5 / 0.22**2}, marks=SLOW_INTERPRETED, id="granite"),
     ],
 )
