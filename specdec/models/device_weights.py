@@ -284,7 +284,7 @@ def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device
     if device.type != "cuda":
         return
     config = source.config
-    plans = [plan for plan in linear_plans(config, config.tie_embeddings) if plan.name != "lm_head"]
+    plans = [plan for plan in linear_plans(config) if plan.name != "lm_head"]
     ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
     need = sum(plan.rows * plan.columns * _weight_bytes(plan, source, types) for plan in plans)
     need += ends * types.rows.itemsize
@@ -322,7 +322,7 @@ class WeightsReader:
         self, source: TensorSource, types: DeviceTypes, device: torch.device, max_rows: int, progress: Progress
     ) -> None:
         self._source, self._types, self._device, self._progress = source, types, device, progress
-        self._plans = linear_plans(source.config, source.config.tie_embeddings)
+        self._plans = linear_plans(source.config)
         self._scratch = self._make_scratch(max_rows)
 
     def read(self) -> ModelWeights[DeviceLinear]:

@@ -97,7 +97,7 @@ class QuantizedSource(TensorSource):
         self._parts = _PARTS[quantized.method]
         self._by_rows = quantized.method == "compressed-tensors"  # the others hold columns beside each other
         self._stored: dict[str, StoredBlocks | None] = {}  # found so far, by role
-        plans = linear_plans(self.config, self.config.tie_embeddings)
+        plans = linear_plans(self.config)
         if not any(self.is_quantized(role) for plan in plans for role, _ in plan.parts):
             raise ModelError(
                 f"{self.name}: config.json has a quantization_config ({quantized.method}, group_size "

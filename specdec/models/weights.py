@@ -73,7 +73,7 @@ class LinearPlan:
         return ".experts." in self.parts[0][0]
 
 
-def linear_plans(config: ModelConfig, tied: bool) -> list[LinearPlan]:
+def linear_plans(config: ModelConfig) -> list[LinearPlan]:
     """Every linear layer of the model, in the order a forward reads them."""
     hidden, plans = config.hidden_size, []
     for i in range(config.n_layers):
@@ -88,7 +88,7 @@ def linear_plans(config: ModelConfig, tied: bool) -> list[LinearPlan]:
             LinearPlan(p + "down", tuple((mlp + "down", hidden) for mlp in mlps), ffn),
         ]
     outputs = config.output_size or config.vocab_size
-    plans.append(LinearPlan("lm_head", (("embed" if tied else "lm_head", outputs),), hidden))
+    plans.append(LinearPlan("lm_head", (("embed" if config.tie_embeddings else "lm_head", outputs),), hidden))
     return plans
 
 
@@ -106,7 +106,7 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
 def tensor_shapes(config: ModelConfig, biased: Callable[[str], bool]) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the model by its role. biased: whether a linear layer's role has a bias."""
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
-    for plan in linear_plans(config, config.tie_embeddings):
+    for plan in linear_plans(config):
         for role, rows in plan.parts:
             shapes[role] = (rows, plan.columns)
             if biased(role):
@@ -138,7 +138,7 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
     An embedding in blocks comes last, unless it is the output table too.
     """
     pieces: list[LinearPiece] = []
-    for plan in linear_plans(source.config, source.config.tie_embeddings):
+    for plan in linear_plans(source.config):
         found = _plan_pieces(source, plan, dtype)
         if plan.holds_experts and (len(found) > 1 or found[0].order is not None):
             # a kernel finds an expert by its place in one matrix
@@ -325,7 +325,7 @@ def gather_weights(
     config: ModelConfig, embed: Embedding, linear: Callable[[LinearPlan], L], norm: Callable[[str], Tensor]
 ) -> ModelWeights[L]:
     """A model's weights, of which ``linear`` gives each linear layer and ``norm`` each norm by its role."""
-    plans = {plan.name: plan for plan in linear_plans(config, config.tie_embeddings)}
+    plans = {plan.name: plan for plan in linear_plans(config)}
     roles = {role for role, _ in norm_plans(config)}
 
     def optional(role: str) -> Tensor | None:

@@ -53,7 +53,7 @@ def _write_smollm2(folder: Path) -> None:
     ).save_pretrained(folder)  # fmt: skip
     state = {"model.embed_tokens.weight": source.rows("embed", 0, c.vocab_size)}
     state["model.norm.weight"] = source.vector("final_norm")
-    for plan in linear_plans(c, tied=True)[:-1]:
+    for plan in linear_plans(c)[:-1]:
         for role, rows in plan.parts:
             _, layer, part = role.split(".")
             state[f"model.layers.{layer}.{NAMES[part]}.weight"] = source.rows(role, 0, rows)

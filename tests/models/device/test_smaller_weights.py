@@ -75,7 +75,7 @@ def test_quantised_checkpoints_report_what_they_are_held_in_and_must_fit(
     dense = [isinstance(linear, DenseLinear) for linear in layer.linears]
     assert dense == [bits == 8, bits == 8, bits == 8 or act_order, bits == 8]
     source, types = HFCheckpoint(folder).open(), DeviceTypes.of("fp16")
-    sizes = [plan.rows * plan.columns for plan in linear_plans(model.config, True)[:-1]]
+    sizes = [plan.rows * plan.columns for plan in linear_plans(model.config)[:-1]]
     held = sum(2 * size if wide else size // 2 + size // 32 * 4 for size, wide in zip(sizes, dense, strict=True))
     need = held + 2 * model.config.vocab_size * model.config.hidden_size
     for free, fits in ((need, True), (need - 1, False)):
