@@ -102,10 +102,6 @@ class GGUFFile:
         """The rows ``index`` of matrix ``name``, dequantised to float32 [rows, row length]."""
         tensor = self.supported(name)
         chosen = self.raw_rows(name, index)
-        if tensor.type == _TYPES.F32:
-            return chosen.view(np.float32)
-        if tensor.type == _TYPES.F16:
-            return chosen.view(np.float16).astype(np.float32)
         return np.ascontiguousarray(dequantize(chosen, tensor.type), dtype=np.float32)
 
     def _read(self) -> None:
