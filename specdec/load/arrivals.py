@@ -39,7 +39,7 @@ class Arrivals:
     """An arrival process.
 
     Raises:
-        ConfigError: a figure is out of range.
+        ConfigError: the shape is too low, or more than `MAX_ARRIVALS` requests would arrive.
     """
 
     rate: float
@@ -50,10 +50,6 @@ class Arrivals:
     process, lower values come in bursts. None: even spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("rate", "duration_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"arrivals: {name} must be positive, not {value}")
         if self.shape is not None and not LEAST_SHAPE <= self.shape < math.inf:
             raise ConfigError(f"arrivals: shape must be at least {LEAST_SHAPE}, not {self.shape}")
         if self.expected > MAX_ARRIVALS:
