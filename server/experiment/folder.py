@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,22 +100,11 @@ class ExperimentFolder:
             raise ExperimentError(str(error)) from None
 
     def begin(self, text: str, manifest: Manifest) -> None:
-        try:
-            self._replace(_PLAN, text)
-            self.write_manifest(manifest)
-        except ExperimentError:
-            self.undo_begin()
-            raise
+        self._replace(_PLAN, text)
+        self.write_manifest(manifest)
 
     def write_manifest(self, manifest: Manifest) -> None:
         self._replace(_MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-
-    def undo_begin(self) -> None:
-        """Remove the files of an experiment that could not start, and the folder if nothing else is in it."""
-        with suppress(OSError):
-            for name in (_STATE, _MANIFEST, _PLAN):
-                (self.path / name).unlink(missing_ok=True)
-            self.path.rmdir()
 
     def note(self, state: StoredState) -> None:
         self._replace(_STATE, state.model_dump_json() + "\n")

@@ -211,12 +211,6 @@ class RecordWriter:
             self._begin_file()
         self._writer.append(self._writer.frame(to_row(record)))
 
-    @property
-    def path(self) -> Path:
-        """The file that records are written to."""
-        assert self._writer.path is not None  # begun in the constructor
-        return self._writer.path
-
     def close(self) -> None:
         """Sync to disk. Idempotent."""
         self._writer.close()

@@ -293,7 +293,7 @@ class Experiments:
             state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
-        self._running[name] = running = await self._make_running(plan, folder, written, ran_s, fresh=earlier is None)
+        self._running[name] = running = await self._make_running(plan, folder, written, ran_s)
         self._not_resumed.pop(name, None)
         self._changed()
         running.start()
@@ -303,22 +303,19 @@ class Experiments:
         return await self.get(name)
 
     async def _make_running(
-        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], ran_s: float, *, fresh: bool
+        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], ran_s: float
     ) -> RunningExperiment:
-        """Open the record file and note the state; a failure leaves no thread, descriptor or file."""
+        """Open the record file and note the state; a failure leaves no thread or descriptor."""
         over = partial(self._begin_end, plan.config.name)
-        running: RunningExperiment | None = None
+        running = RunningExperiment(
+            plan, folder.path, self._client, self._clock, written, ran_s, over, self._file_errors
+        )
         try:
-            running = RunningExperiment(
-                plan, folder.path, self._client, self._clock, written, ran_s, over, self._file_errors
-            )
             state = StoredState(state="running", at=now_text(), records=dict(written), ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
         except BaseException:
-            if running is not None:
-                await asyncio.to_thread(running.discard)
-            if fresh:
-                await asyncio.to_thread(folder.undo_begin)
+            running.abandon()
+            await asyncio.to_thread(running.flush)
             raise
         return running
 

@@ -96,12 +96,6 @@ class RecordSink:
         self._waiting.put(None)
         self._thread.join()
 
-    def discard(self) -> None:
-        """End the thread and delete the file, which has no record yet."""
-        path = self._writer.path
-        self.close()
-        path.unlink(missing_ok=True)
-
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:
             arm, make = item

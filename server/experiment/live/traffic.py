@@ -166,11 +166,6 @@ class RunningExperiment:
         if self._switch is not None:
             self._switch.abandon()
 
-    def discard(self) -> None:
-        """Undo a start that failed: leaves no thread and no record file; blocks."""
-        self._close()
-        self._sink.discard()
-
     def flush(self) -> None:
         """Wait until all records are on disk; blocks."""
         self._sink.close()
