@@ -156,12 +156,9 @@ def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[
         raise ValueError(f"batch: {batch.rows} rows, the buffers hold {decoder.max_rows}")
     if len(logit_rows) > decoder.max_logit_rows:
         raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {decoder.max_logit_rows}")
-    # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
-    last = int(batch.entry_ctx.max()) + int(batch.depth.max())
     if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < batch.rows:
         raise ValueError(f"logit_rows: must lie in [0, {batch.rows})")
-    if last >= decoder.max_positions:
-        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
+    last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
     if last >= decoder.max_positions:
         raise ValueError(f"batch: position {last}, the limit is {decoder.max_positions - 1}")
     vocab_size, pages = decoder.config.vocab_size, decoder.pool.pages
