@@ -83,7 +83,8 @@ class ResumableStream:
             cut = cut_of(error)
             if cut is not None and sum(had.finished for had in samples.values()) == n_samples:
                 return  # every sample is complete; only the end of the call is missing
-            if cut is None or not self._can_resume:
+            started = self._started
+            if cut is None or not (started and started.numeric_fingerprint and self._connection.retry.resumes):
                 raise
             stopped = error.engines_stopped
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
@@ -93,11 +94,6 @@ class ResumableStream:
         async with aclosing(_merged(calls)) as rest:
             async for event in rest:
                 yield event
-
-    @property
-    def _can_resume(self) -> bool:
-        started = self._started is not None and bool(self._started.numeric_fingerprint)
-        return started and self._connection.retry.resumes > 0
 
     async def _rest(self, had: _Received, suffix: str, stopped: int) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
