@@ -26,7 +26,7 @@ _STYLE = (
 def time_per_token_chart(report: Mapping[str, Any]) -> str:
     """An SVG with bars of the median time per token in ms, by workload and engine.
 
-    report: as `PeersReport.as_dict`; its ``notes``, if any, are printed below the bars.
+    report: as `PeersRun.as_dict`; its ``notes``, if any, are printed below the bars.
 
     Raises:
         ConfigError: it has no time per token.

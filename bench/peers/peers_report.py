@@ -17,37 +17,6 @@ from specdec.load.request import Record
 FEWEST = 4  # tokens after the first; in shorter answers the text held back for stop strings dominates the time
 
 
-@dataclass(slots=True)
-class PeersRun:
-    """The answers of all engines."""
-
-    arms: list[Arm] = field(default_factory=list)  # in the order of the tables
-    prompts: list[PeerPrompt] = field(default_factory=list)
-    answers: dict[tuple[str, str], Record] = field(default_factory=dict)  # by names of arm and prompt
-    readings: dict[tuple[str, str], Record] = field(default_factory=dict)  # likewise, where prompts are read ahead
-    missing: dict[str, str] = field(default_factory=dict)  # engine or arm that failed -> reason
-    left_out: list[str] = field(default_factory=list)  # omitted workloads, with the reason
-    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `HttpPeer.facts`
-    machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
-    seconds: float = 0.0
-    stopped: bool = False  # before its end
-
-    def answers_of(self, arm: str, workload: str) -> dict[str, Record]:
-        """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
-        names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
-        found = {name: self.answers.get((arm, name)) for name in names}
-        return {name: answer for name, answer in found.items() if answer is not None and answer.ok}
-
-    @property
-    def workloads(self) -> list[str]:
-        """Names of the workloads, in the order of the run."""
-        return list(dict.fromkeys(prompt.workload for prompt in self.prompts))
-
-    def faults(self) -> list[str]:
-        """Prompts that an arm refused, with the reason."""
-        return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if not answer.ok]
-
-
 def time_per_token(answer: Record) -> float | None:
     """Milliseconds per token after the first; None for fewer than `FEWEST` of them."""
     return answer.tpot_ms if answer.ok and answer.output_tokens > FEWEST else None
@@ -76,54 +45,78 @@ _HEAD = (
 )  # fmt: skip
 
 
-class PeersReport:
-    def __init__(self, run: PeersRun) -> None:
-        self._run = run
+@dataclass(slots=True)
+class PeersRun:
+    """The answers of all engines, and their figures."""
+
+    arms: list[Arm] = field(default_factory=list)  # in the order of the tables
+    prompts: list[PeerPrompt] = field(default_factory=list)
+    answers: dict[tuple[str, str], Record] = field(default_factory=dict)  # by names of arm and prompt
+    readings: dict[tuple[str, str], Record] = field(default_factory=dict)  # likewise, where prompts are read ahead
+    missing: dict[str, str] = field(default_factory=dict)  # engine or arm that failed -> reason
+    left_out: list[str] = field(default_factory=list)  # omitted workloads, with the reason
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by arm, as `HttpPeer.facts`
+    machine: dict[str, Any] = field(default_factory=dict)  # hardware, models, settings
+    seconds: float = 0.0
+    stopped: bool = False  # before its end
+
+    def answers_of(self, arm: str, workload: str) -> dict[str, Record]:
+        """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
+        names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
+        found = {name: self.answers.get((arm, name)) for name in names}
+        return {name: answer for name, answer in found.items() if answer is not None and answer.ok}
+
+    @property
+    def workloads(self) -> list[str]:
+        """Names of the workloads, in the order of the run."""
+        return list(dict.fromkeys(prompt.workload for prompt in self.prompts))
+
+    def faults(self) -> list[str]:
+        """Prompts that an arm refused, with the reason."""
+        return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if not answer.ok]
 
     def summary(self, arm: Arm, workload: str) -> dict[str, Any]:
         """Figures of an arm's answers to the counted prompts of a workload; None where there is none."""
-        run = self._run
-        answers, plain = run.answers_of(arm.name, workload), run.answers_of(arm.plain, workload)
+        answers, plain = self.answers_of(arm.name, workload), self.answers_of(arm.plain, workload)
         times = [tpot for answer in answers.values() if (tpot := time_per_token(answer)) is not None]
         same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
         return {
             "answered": len(answers),
-            "asked": sum(prompt.workload == workload and prompt.counted for prompt in run.prompts),
+            "asked": sum(prompt.workload == workload and prompt.counted for prompt in self.prompts),
             "timed": len(times),  # answers with a time per token
             "tokens": sum(answer.output_tokens for answer in answers.values()),
             "median_ms": rounded(statistics.median(times)) if times else None,  # per token after the first
             "total_ms": rounded(per_token(answers)),  # all time after the first tokens over all tokens after the first
             "ttft_ms": rounded(statistics.median(answer.ttft_ms for answer in answers.values())) if answers else None,
             # Time per token over ours, on prompts that both answered
-            "over_auto": rounded(_over(answers, run.answers_of(OURS_AUTO, workload))),
-            "over_off": rounded(_over(answers, run.answers_of(OURS_OFF, workload))),
+            "over_auto": rounded(_over(answers, self.answers_of(OURS_AUTO, workload))),
+            "over_off": rounded(_over(answers, self.answers_of(OURS_OFF, workload))),
             "same_text": same if arm.speculates else None,  # answers equal to those of the same engine without drafts
         }
 
     def as_dict(self) -> dict[str, Any]:
         """Figures by workload and arm, every answer, commands and hardware, as JSON types."""
-        run = self._run
         return {
-            "machine": run.machine,
+            "machine": self.machine,
             "engines": {
-                arm.name: {"weights": arm.weights, "plain": arm.plain, **self._about(arm)} for arm in run.arms
+                arm.name: {"weights": arm.weights, "plain": arm.plain, **self._about(arm)} for arm in self.arms
             },
-            "missing": {name: _short(why) for name, why in run.missing.items()},
-            "left_out": run.left_out,
-            "faults": run.faults(),
+            "missing": {name: _short(why) for name, why in self.missing.items()},
+            "left_out": self.left_out,
+            "faults": self.faults(),
             "workloads": {
-                workload: {arm.name: self.summary(arm, workload) for arm in run.arms}
-                for workload in run.workloads
+                workload: {arm.name: self.summary(arm, workload) for arm in self.arms}
+                for workload in self.workloads
             },
             "prompts": [
                 {"workload": prompt.workload, "name": prompt.ask.name, "tokens": len(prompt.ask.ids),
                  "counted": prompt.counted,
-                 "answers": {arm.name: _answer_figures(run.answers[key]) for arm in run.arms
-                             if (key := (arm.name, prompt.ask.name)) in run.answers}}
-                for prompt in run.prompts
+                 "answers": {arm.name: _answer_figures(self.answers[key]) for arm in self.arms
+                             if (key := (arm.name, prompt.ask.name)) in self.answers}}
+                for prompt in self.prompts
             ],
-            "seconds": round(run.seconds, 1),
-            "stopped": run.stopped,
+            "seconds": round(self.seconds, 1),
+            "stopped": self.stopped,
         }  # fmt: skip
 
     def markdown(self) -> str:
@@ -131,15 +124,14 @@ class PeersReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        run = self._run
-        for workload in run.workloads:
-            counted = [prompt for prompt in run.prompts if prompt.workload == workload and prompt.counted]
+        for workload in self.workloads:
+            counted = [prompt for prompt in self.prompts if prompt.workload == workload and prompt.counted]
             length = sum(len(prompt.ask.ids) for prompt in counted) / max(1, len(counted))
             yield f"**{workload}**, {len(counted)} prompts of {length:.0f} tokens on average"
             yield ""
             yield f"| {' | '.join(_HEAD)} |"
             yield "|" + "---|" * len(_HEAD)
-            for arm in run.arms:
+            for arm in self.arms:
                 yield f"| {' | '.join(self._row(arm, workload))} |"
             yield ""
             if (best := self._best_other(workload)) is not None:
@@ -150,12 +142,12 @@ class PeersReport:
 
     def _best_other(self, workload: str) -> tuple[float, float, str] | None:
         """Time per token in ms, its ratio to specdec auto's, and name of the fastest arm that is not ours."""
-        found = [(self.summary(arm, workload), arm.name) for arm in self._run.arms if arm.engine != OURS]
+        found = [(self.summary(arm, workload), arm.name) for arm in self.arms if arm.engine != OURS]
         timed = [(s["total_ms"], s["over_auto"], name) for s, name in found if s["answered"] == s["asked"]]
         return min(((ms, over, name) for ms, over, name in timed if ms and over), default=None)
 
     def _about(self, arm: Arm) -> dict[str, Any]:
-        about = self._run.about.get(arm.name, {})
+        about = self.about.get(arm.name, {})
         return about | {"command": [_short(word) for word in about["command"]]} if about else {}
 
     def _row(self, arm: Arm, workload: str) -> list[str]:
@@ -170,22 +162,21 @@ class PeersReport:
         return [arm.name, arm.weights, *(in_cell(s[name], shown) for name, shown in digits.items()), count, same]
 
     def _notes(self) -> Iterator[str]:
-        run = self._run
-        for name, why in run.missing.items():
+        for name, why in self.missing.items():
             yield f"- without {name}: {_short(why)}"
-        for line in run.left_out:
+        for line in self.left_out:
             yield f"- left out {line}"
-        for line in run.faults():
+        for line in self.faults():
             yield f"- {line}"
-        for name, value in run.machine.items():
+        for name, value in self.machine.items():
             yield f"- {name}: {'unknown' if value is None else value}"
         processes: dict[str, list[str]] = {}
-        for arm in run.arms:
+        for arm in self.arms:
             if about := self._about(arm):
                 facts = f"{about['version']}; `{' '.join(map(_quoted, about['command']))}`"
                 processes.setdefault(facts, []).append(arm.name)
         yield from (f"- {', '.join(names)}: {facts}" for facts, names in processes.items())
-        yield f"- seconds: {run.seconds:.0f}"
+        yield f"- seconds: {self.seconds:.0f}"
 
 
 def _answer_figures(answer: Record) -> dict[str, Any]:

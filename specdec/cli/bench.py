@@ -161,7 +161,6 @@ def peers_command(
     """
     from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
-    from bench.peers.peers_report import PeersReport
 
     plan = PeersPlan(
         threads=threads or usable_cores(), workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, **asked
@@ -170,11 +169,10 @@ def peers_command(
         run = asyncio.run(_run(plan))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-    report = PeersReport(run)
-    write_json(report.as_dict(), json_file)
-    click.echo(report.markdown())
+    write_json(run.as_dict(), json_file)
+    click.echo(run.markdown())
     if chart_file is not None and not run.stopped:
-        chart_file.write_text(time_per_token_chart(report.as_dict()), encoding="utf-8")
+        chart_file.write_text(time_per_token_chart(run.as_dict()), encoding="utf-8")
     end_stopped(run.stopped)
 
 

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.peers.chart import time_per_token_chart
-from bench.peers.peers_report import PeersReport
 from specdec.errors import ConfigError
 from tests.bench.peers.test_peers_report import a_run
 
@@ -28,7 +27,7 @@ def bars(svg: str) -> dict[str, float]:
 
 
 def test_bars_are_as_long_as_their_times() -> None:
-    found = bars(time_per_token_chart(PeersReport(a_run()).as_dict()))
+    found = bars(time_per_token_chart(a_run().as_dict()))
     assert list(found) == [
         "chat, specdec off: 60 ms", "chat, specdec auto: 30 ms", "chat, fast: 30 ms", "chat, fast n-gram: 10 ms",
         "chat, slow: 110 ms",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.peers.peer import Arm, PeerPrompt
-from bench.peers.peers_report import PeersReport, PeersRun, per_token, time_per_token
+from bench.peers.peers_report import PeersRun, per_token, time_per_token
 from specdec.load.request import LoadRequest, Record
 from tests.bench.peers.peers import answer
 
@@ -41,7 +41,7 @@ def a_run() -> PeersRun:
 
 
 def test_figures_of_an_arm() -> None:
-    report = PeersReport(a_run())
+    report = a_run()
     auto = report.summary(AUTO, "chat")
     assert auto == {
         "answered": 3, "asked": 3, "timed": 3, "tokens": 33, "median_ms": 30.0, "total_ms": 30.0, "ttft_ms": 100.0,
@@ -52,7 +52,7 @@ def test_figures_of_an_arm() -> None:
 
 
 def test_ratios_are_over_the_prompts_that_both_answered_at_length() -> None:
-    draft = PeersReport(a_run()).summary(DRAFT, "chat")
+    draft = a_run().summary(DRAFT, "chat")
     assert (draft["answered"], draft["timed"], draft["tokens"]) == (2, 1, 25)
     assert draft["over_auto"] == pytest.approx(10 / 30, abs=1e-4)  # ours took 30 for the first prompt
     assert draft["over_off"] == pytest.approx(10 / 60, abs=1e-4)
@@ -65,8 +65,7 @@ def test_the_tables_and_the_json_hold_all_of_it() -> None:
     about = {"version": "llama 1", "command": [str(Path.home() / "x" / "llama-server"), "-m", "a b"]}
     run.about = {"fast": about, "fast n-gram": about, "slow": {"version": "v", "command": ["vllm"]}}
     run.missing["gone"] = f"no {Path.home()}/y"
-    report = PeersReport(run)
-    text = report.markdown()
+    text = run.markdown()
     assert "| fast | Q4_K_M | 30.0 | 30.0 | 1.00 | 0.50 | 50 | 33 | - |" in text
     assert "| fast n-gram | Q4_K_M | 10.0 | 10.0 | 0.33 | 0.17 | 45 | 25 (2 of 3 prompts) | 1 of 2 |" in text
     assert "| gone | bf16 | - | - | - | - | - | - | - |" in text
@@ -77,7 +76,7 @@ def test_the_tables_and_the_json_hold_all_of_it() -> None:
                  "- fast n-gram on chat/3: HTTP 400: too long",
                  "- fast, fast n-gram: llama 1; `~/x/llama-server -m 'a b'`", "- slow: v; `vllm`"):  # fmt: skip
         assert line in text.splitlines()
-    figures = json.loads(json.dumps(report.as_dict()))
+    figures = json.loads(json.dumps(run.as_dict()))
     assert figures["workloads"]["chat"]["specdec auto"]["over_off"] == 0.5
     assert figures["missing"] == {"gone": "no ~/y"}
     assert str(Path.home()) not in json.dumps(figures) + text
@@ -89,8 +88,7 @@ def test_a_run_in_which_nobody_answered_has_tables_too() -> None:
     run = PeersRun(
         arms=[OFF], prompts=[PeerPrompt("chat", LoadRequest("chat/1", 8, ids=(1,)))], missing={"specdec off": "dead"}
     )
-    report = PeersReport(run)
-    assert "- without specdec off: dead" in report.markdown()
+    assert "- without specdec off: dead" in run.markdown()
 
 
 def test_only_answers_of_five_tokens_have_a_time_per_token() -> None:
@@ -110,7 +108,7 @@ def summary(answers: dict[str, dict[str, Record]], arm: str, plain: str) -> dict
     """The figures of ``arm``, of answers by arm and prompt."""
     run = PeersRun(prompts=[PeerPrompt("chat", LoadRequest(name, 8, ids=(1,))) for name in "abcdef"])
     run.answers = {(name, prompt): found for name, by_prompt in answers.items() for prompt, found in by_prompt.items()}
-    return PeersReport(run).summary(Arm(arm, "their", "bf16", plain), "chat")
+    return run.summary(Arm(arm, "their", "bf16", plain), "chat")
 
 
 @given(ANSWERS, ANSWERS, st.floats(0.25, 4))
