@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from gguf import LlamaFileType
@@ -19,30 +21,24 @@ import specdec
 from bench.peers.install import Environment
 from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeersPlan
 from bench.peers.peer_process import HttpPeer
-from specdec.child_python import module_command, module_environment
 from specdec.models.gguf import GGUFFile
 from specdec.models.hf import weight_files
 from specdec.models.progress import Progress
 from specdec.models.resolve import AdapterCheckpoint, resolve
 
-_SHOWN = 300  # characters of the converter's output in an error
-
 
 def exported(source: Path, target: Path) -> Path:
-    """The folder ``target``, written by `export` in a process of its own unless it exists.
+    """The folder ``target``, written by `export` unless it exists: in a process of its own, which ends with its memory.
 
     Raises:
-        PeerError: the conversion failed; includes the end of its output.
+        PeerError: the conversion failed.
     """
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    words = [*module_command("bench.peers.engines"), str(source), str(target)]
-    done = subprocess.run(
-        words, env=module_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise PeerError(f"{source.name} could not be converted: {done.stdout.strip()[-_SHOWN:]}")
+    if not target.exists():
+        try:
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                pool.submit(export, source, target).result()
+        except Exception as error:  # transformers has no base class of its own
+            raise PeerError(f"{source.name} could not be converted: {error}") from None
     return target
 
 
@@ -59,10 +55,6 @@ def export(source: Path, folder: Path) -> None:
     read_with_transformers(source, torch.bfloat16).save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
     unfinished.rename(folder)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @dataclass(frozen=True, slots=True)
