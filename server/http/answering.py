@@ -144,11 +144,13 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None
         await call.finish(form.last())
 
 
-async def whole_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; errors as in `answer`."""
+async def whole_answer(
+    call: Call, requests: Sequence[Request], *, most: int | None = None
+) -> tuple[list[Sample], Totals]:
+    """Every sample, finished and in order, and their sums; errors as in `answer`. most: as in `run_requests`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
+    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, most=most)) as events:
         async for event in events:
             totals.add(event)
             if isinstance(event, Delta):

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.embedding import EmbeddingCall, check_count, embedded_ids
 from server.errors import UnknownModelError
 from server.http.answer_parser import Part, Thought, ToolCall, as_object
 from server.http.answering import Sample, Totals, answer
 from server.http.call import Call, Endpoint, ErrorStyle
-from server.http.embeddings import DIMENSIONS
+from server.http.embeddings import DIMENSIONS, embeddings
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import (
     COMMON,
@@ -423,20 +422,11 @@ async def _embedded(call: Call, table: Table, name: str) -> tuple[list[NDArray[n
         RequestError: it cannot be served; the error names every bad field.
     """
     body, fields = await call.read_request(table)
-    own, model = fields.own, call.model
-    asked = EmbeddingCall.of(model, own.get("dimensions"), body.violations)
-    given = own.get(name) or ()
+    own, given = fields.own, fields.own.get(name) or ()
     texts = [given] if isinstance(given, str) else [*given] if given != ("",) else []
-    if texts:
-        check_count(len(texts), body.violations, name)
-    body.violations.raise_if_any()
-    if not texts:
-        return [], 0
-    call.field_names |= {"prompt": name, "prompt.token_ids": name}
-    longest = model.info.max_context - 1 if own["truncate"] else None
-    prompts = [await embedded_ids(model, text, longest) for text in texts]
-    found = await asked.run(f"ollama-{call.request_id}", prompts, {}, body.violations, name)
-    return [row for row, _ in found], sum(usage.prompt_tokens for _, usage in found)
+    longest = call.model.info.max_context - 1 if own["truncate"] else None
+    dimensions = own.get("dimensions")
+    return await embeddings(call, body, name, texts, "ollama", {}, dimensions=dimensions, longest=longest)
 
 
 async def embed(call: Call) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from server.embedding import MAX_INPUTS
+from server.http.embeddings import MAX_INPUTS
 from server.serving import Serving
 from specdec.core.types import Pooling, Request
 from tests.fake_engine import CHAT, EMBEDDER, EMBEDDING_SIZE, RERANKER, SEVERAL, embedding_of
