@@ -76,14 +76,17 @@ class KeyUsage:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._requests: TokenBucket | None = None
-        self._tokens: TokenBucket | None = None
+        self._buckets: dict[str, TokenBucket] = {}  # by the names of the limits that are set
         self._running = 0
 
     def apply(self, limits: Limits, now: float) -> None:
         """Enforce ``limits`` from now on."""
-        self._requests = _bucket(self._requests, limits.requests_per_minute, now)
-        self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
+        for limit in ("requests_per_minute", "tokens_per_minute"):
+            per_minute: float | None = getattr(limits, limit)
+            if per_minute is None:
+                self._buckets.pop(limit, None)
+            else:
+                self._buckets.setdefault(limit, TokenBucket(per_minute, now)).change(per_minute, now)
 
     def check(self, limits: Limits, leaving: int, retry_s: float, now: float, *, later: bool) -> None:
         """Check that one more request may start; takes nothing.
@@ -107,35 +110,27 @@ class KeyUsage:
         Raises:
             RateLimitedError: a limit is reached.
         """
-        for bucket, limit in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
-            wait_s = 0.0 if bucket is None else bucket.wait_s(now)
-            if bucket is not None and wait_s > 0:
+        for limit, bucket in self._buckets.items():
+            if (wait_s := bucket.wait_s(now)) > 0:
                 raise RateLimitedError(self._name, limit, bucket.per_minute, wait_s)
 
     def begin(self, prompt_tokens: int, now: float) -> None:
         """Count a request that starts."""
         self._running += 1
-        if self._requests is not None:
-            self._requests.take(1, now)
+        self._take("requests_per_minute", 1, now)
         self.spend(prompt_tokens, now)
 
     def spend(self, tokens: int, now: float) -> None:
         """Count ``tokens``; a negative number gives tokens back."""
-        if self._tokens is not None:
-            self._tokens.take(tokens, now)
+        self._take("tokens_per_minute", tokens, now)
 
     def end(self) -> None:
         """Count a request that ended."""
         self._running -= 1
 
-
-def _bucket(old: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
-    if per_minute is None:
-        return None
-    if old is None:
-        return TokenBucket(per_minute, now)
-    old.change(per_minute, now)
-    return old
+    def _take(self, limit: str, amount: int, now: float) -> None:
+        if limit in self._buckets:
+            self._buckets[limit].take(amount, now)
 
 
 MEAN_WEIGHT = 0.2  # of the newest value in a running mean
