@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 from time import time
@@ -14,9 +15,10 @@ from time import time
 from server.admission import Admission
 from server.async_tokenizer import LARGE_CHARACTERS, AsyncTokenizer
 from server.auth.access import Access
+from server.completion.editor_session import EditorSession
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
-from server.completion.service import CompletionService, OutcomeLog
+from server.completion.service import OutcomeLog, SessionTable
 from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
@@ -142,10 +144,10 @@ class ServedModel:
         self.access: Access = Access(config, errors) if beside is None else beside.access
         self.admission: Admission = Admission(client, config, beside=beside.admission if beside else None)
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
-        outcomes = OutcomeLog(metrics) if beside is None else beside.completion.outcomes
-        maker = RequestMaker(TimeBudget(client, self.admission))
-        self.admission.watch_prompt = maker.time.watch
-        self.completion: CompletionService = CompletionService(maker, self.admission, outcomes)
+        self.maker = RequestMaker(TimeBudget(client, self.admission))
+        self.admission.watch_prompt = self.maker.time.watch
+        self.sessions = SessionTable(partial(EditorSession, maker=self.maker, admit=self.admission.admit))
+        self.outcomes: OutcomeLog = OutcomeLog(metrics) if beside is None else beside.outcomes
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate = DrainGate()
         self.hold_headers = config.hold_headers  # unless a call says otherwise
@@ -196,7 +198,7 @@ class ServedModel:
     @property
     def fills_in(self) -> bool:
         """Whether the model can fill in the middle of a text; raises EngineDeadError until it is loaded."""
-        return self.completion.maker.packer.fills_in
+        return self.maker.packer.fills_in
 
     def can(self, task: Task) -> bool:
         """Whether the model is known to be able to do ``task``."""
@@ -211,7 +213,7 @@ class ServedModel:
 
     def load(self, tokenizer: Tokenizer, packer: PromptPacker | None = None) -> None:
         """Serve with ``tokenizer`` from now on. packer: made from it if None."""
-        self.completion.maker.packer = packer or PromptPacker(tokenizer, self.info.max_context)
+        self.maker.packer = packer or PromptPacker(tokenizer, self.info.max_context)
         self.admission.windows = WindowReader(tokenizer)
         self.tokenizer.load(tokenizer)
 

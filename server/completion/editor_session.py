@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 
-from server.auth.principal import Principal
+from server.auth.principal import Principal, current_caller
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from server.request_stream import RequestStream
@@ -232,7 +232,6 @@ class EditorSession:
         self,
         gap: Gap,
         options: CompletionOptions,
-        principal: Principal,
         check: Callable[[Request], None],
         supersedes_key: str = "",
     ) -> Suggestion:
@@ -250,23 +249,21 @@ class EditorSession:
             return Suggestion(suggestion_id, run, len(typed), rules, Origin.CONTINUED)
         self.stop()
         draft = self._draft(gap)
-        request = await self._maker.make(gap, options, principal, suggestion_id, draft)
+        request = await self._maker.make(gap, options, suggestion_id, draft)
         check(request)
-        self._run = GenerationRun(gap, options, self._admit(principal, request, supersedes_key))
+        self._run = GenerationRun(gap, options, self._admit(current_caller(), request, supersedes_key))
         return Suggestion(suggestion_id, self._run, 0, None, Origin.NEW)
 
-    async def read_ahead(
-        self, gap: Gap, options: CompletionOptions, principal: Principal, check: Callable[[Request], None]
-    ) -> None:
+    async def read_ahead(self, gap: Gap, options: CompletionOptions, check: Callable[[Request], None]) -> None:
         """Compute the prompts for ``gap`` into the prefix cache; cancel it to stop. check: as in `suggest`.
 
         Raises:
             RequestError: a request was refused, or it failed.
         """
-        async for request in self._maker.read_ahead(gap, options, principal):
+        async for request in self._maker.read_ahead(gap, options):
             check(request)
             end: Finished | None = None
-            async with self._admit(principal, request, "") as stream:
+            async with self._admit(current_caller(), request, "") as stream:
                 async for event in stream:
                     end = event if isinstance(event, Finished) else end
             if end is None or end.reason is not FinishReason.LENGTH:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from server.auth.principal import Limits, Principal, current_caller
+from server.auth.principal import Limits, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, MOST_TOKENS, TimeBudget, budgets, cached_tokens
@@ -159,7 +159,7 @@ class RequestMaker:
         budget, owner = self.packer.budget(self.packer.max_context, max_tokens), current_caller().scoped(salt)
         return await self._pack(gap, FillMode.MIDDLE, budget, owner, heal=False, ttft_ms=ttft_ms)
 
-    async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
+    async def pack(self, gap: Gap, options: CompletionOptions) -> PackedPrompt:
         """The prompt for ``gap``; long texts are encoded in a thread.
 
         Raises:
@@ -168,7 +168,7 @@ class RequestMaker:
         """
         base = options.base
         budget = self.packer.budget(options.max_prompt_tokens, base.stopping.max_tokens or 1)
-        owner = principal.scoped(base.cache_salt)
+        owner = current_caller().scoped(base.cache_salt)
         # The word's beginning may be forbidden by either.
         heal = base.grammar is None and not base.sampling.allowed_token_ids
         return await self._pack(gap, options.mode, budget, owner, heal=heal, ttft_ms=options.ttft_ms)
@@ -187,38 +187,36 @@ class RequestMaker:
 
         return make() if packer.is_quick(gap, owner) else await asyncio.to_thread(make)
 
-    async def make(
-        self, gap: Gap, options: CompletionOptions, principal: Principal, request_id: str, draft: str = ""
-    ) -> Request:
+    async def make(self, gap: Gap, options: CompletionOptions, request_id: str, draft: str = "") -> Request:
         """The request for ``gap``, not validated. draft: a text that the answer is expected to resemble. Raises as
         `pack`."""
-        base, packed = options.base, await self.pack(gap, options, principal)
+        base, packed = options.base, await self.pack(gap, options)
         expected = packed.healing_prefix + draft if draft else ""
         return replace(
             base,
             request_id=request_id,
             prompt_ids=packed.ids,
             stopping=replace(packed.limits(base.stopping), rules=gap_rules(gap, options)),
-            prediction_ids=self.packer.encode_text(expected, principal.scoped(base.cache_salt)),
+            prediction_ids=self.packer.encode_text(expected, current_caller().scoped(base.cache_salt)),
             healing_prefix=packed.healing_prefix,
             omitted=packed.omitted,
         )
 
-    async def read_ahead(self, gap: Gap, options: CompletionOptions, principal: Principal) -> AsyncIterator[Request]:
+    async def read_ahead(self, gap: Gap, options: CompletionOptions) -> AsyncIterator[Request]:
         """Requests that compute the prompts for ``gap`` into the prefix cache, those of small budgets first, part by
         part. Each waits until the engine has nothing else to do; let it end before the next one.
 
         A key with limits gets none: they would count against its limits. Raises as `pack`.
         """
-        if principal.limits != Limits():
+        caller, base = current_caller(), options.base
+        if caller.limits != Limits():
             return
-        base = options.base
-        owner = principal.scoped(base.cache_salt)
+        owner = caller.scoped(base.cache_salt)
         budget = self.packer.budget(options.max_prompt_tokens, base.stopping.max_tokens or 1)
         large = (each for each in budgets(budget) if each >= FINE_BUDGET)
         for within in sorted({budget, min(budget, FIRST_AHEAD), *large}):
             options = replace(options, max_prompt_tokens=within, ttft_ms=None)
-            ids = (await self.pack(gap, options, principal)).ids[:MOST_TOKENS]  # no more are remembered
+            ids = (await self.pack(gap, options)).ids[:MOST_TOKENS]  # no more are remembered
             while (known := cached_tokens(self.time.computed.of(owner), ids)) < len(ids):
                 while self.time.admission.in_flight:
                     await asyncio.sleep(IDLE_POLL_S)

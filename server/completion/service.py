@@ -1,4 +1,4 @@
-"""Code completion for all protocols: requests, sessions, and the outcomes of suggestions."""
+"""What is remembered of code completion, for all protocols: sessions, and the outcomes of suggestions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 
-from server.admission import Admission
 from server.completion.editor_session import EditorSession
-from server.completion.requests import RequestMaker
 from server.observe.metrics import ServerMetrics
 
 
@@ -63,6 +60,7 @@ class SessionTable:
     evicted session still serves the stream that holds it. owner: as in `OutcomeLog`."""
 
     def __init__(self, make: Callable[[str], EditorSession]) -> None:
+        """make: a session with an id."""
         self._make = make
         self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
 
@@ -90,12 +88,3 @@ class SessionTable:
         while len(self._sessions) > SESSIONS or total > SESSION_CHARACTERS:
             _, oldest = self._sessions.popitem(last=False)
             total -= oldest.characters
-
-
-class CompletionService:
-    """Code completion: how requests are made, sessions, outcomes. Belongs to one event loop."""
-
-    def __init__(self, maker: RequestMaker, admission: Admission, outcomes: OutcomeLog | None = None) -> None:
-        """outcomes: may be shared with other models."""
-        self.maker, self.outcomes = maker, outcomes or OutcomeLog()
-        self.sessions = SessionTable(partial(EditorSession, maker=maker, admit=admission.admit))

@@ -93,7 +93,7 @@ class CompletionSession:
         session = self._session
         if session is None:
             raise InvalidRequestError.of("setup", "the first message must set up the session")
-        self._model.completion.sessions.used(self._owner, session)
+        self._model.sessions.used(self._owner, session)
         action, ask_id = message.WhichOneof("action"), message.ask.id
         was_reading = self._reading_ahead
         if action is not None:
@@ -130,14 +130,14 @@ class CompletionSession:
                 same, "setup.session", "must stay the same in a stream; open another one for another session"
             )
         violations.raise_if_any()
-        packer = self._model.completion.maker.packer
+        packer = self._model.maker.packer
         if options.mode is FillMode.MIDDLE and not packer.fills_in:
             raise FimNotSupportedError(
                 "the model has no fill-in-the-middle tokens; serve one that was trained for it, or set "
                 "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
             )
         owner = current_caller().scoped(options.base.cache_salt)
-        session = self._session or self._model.completion.sessions.open(owner, setup.session.id)
+        session = self._session or self._model.sessions.open(owner, setup.session.id)
         self._session, self._unit, self._owner = session, unit, owner
         self._options = replace(options, base=replace(options.base, session=session.session_id))
         self._supersedes_key = setup.scheduling.supersedes_key
@@ -212,19 +212,19 @@ class CompletionSession:
             await self._out.put(error)
 
     async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
-        put, caller = self._out.put, current_caller()
+        put = self._out.put
         with self._model.gate.enter():
-            suggestion = await session.suggest(gap, self._options, caller, self._check, self._supersedes_key)
+            suggestion = await session.suggest(gap, self._options, self._check, self._supersedes_key)
             await put(suggestion_started(ask_id, suggestion))
             async for text in suggestion.texts():
                 await put(pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text)))
         if suggestion.text:
-            self._model.completion.outcomes.suggested(self._owner, suggestion.suggestion_id)
+            self._model.outcomes.suggested(self._owner, suggestion.suggestion_id)
         await put(suggestion_finished(ask_id, suggestion))
 
     async def _read_ahead(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
         with self._model.gate.enter():
-            await session.read_ahead(gap, self._options, current_caller(), self._check)
+            await session.read_ahead(gap, self._options, self._check)
         await self._out.put(suggestion_dropped(ask_id, result.FINISH_REASON_LENGTH))
 
     def _check(self, request: Request) -> None:
@@ -260,7 +260,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
                     has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
             if has_text:
-                model.completion.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
+                model.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
     @guarded
     async def CompleteSession(  # type: ignore[override]
@@ -281,13 +281,13 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True
-                            model.completion.outcomes.suggested(owner, asked.request_id)
+                            model.outcomes.suggested(owner, asked.request_id)
                         await answer.write(event, message)
 
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         outcome = read_outcome(request)
-        outcomes = self._models.first.completion.outcomes  # of all models
+        outcomes = self._models.first.outcomes  # of all models
         known = outcomes.report(current_caller().scoped(request.cache.salt), request.suggestion_id, outcome)
         return pb.ReportOutcomeResponse(known=known)
 
@@ -304,7 +304,7 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     violations.check(message.HasField("fim"), "fim", "must be set")
     prediction = await read_prediction(message, model, violations)
     request_id = message.request_id or uuid.uuid4().hex
-    request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
+    request = await model.maker.make(read_gap(message.fim), options, request_id)
     request = replace(request, prediction_ids=prediction)
     validate(request, model.info, violations)
     return with_deadline(request, context)
@@ -319,10 +319,10 @@ async def _read_edit(
     place, base = read_place(message, violations), read_edit_request(message, violations)
     ttft_ms = read_ttft(message, "", violations)
     violations.raise_if_any()
-    prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.completion.maker.packer)
+    prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.maker.packer)
     owner = current_caller().scoped(base.cache_salt)
     budget = message.max_prompt_tokens if message.HasField("max_prompt_tokens") else None
-    ttft = model.completion.maker.time.objective(owner, ttft_ms)
+    ttft = model.maker.time.objective(owner, ttft_ms)
     request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     validate(request, model.info, violations)
     return with_deadline(request, context), EditReader(prompt)

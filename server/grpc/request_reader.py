@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
@@ -177,7 +176,7 @@ async def _prompt(
     which = message.WhichOneof("prompt")
     if which == "fim":
         completion = CompletionOptions(Request("", (), stopping=DEFAULT_STOPPING, **filling))
-        return await model.completion.maker.pack(read_gap(message.fim), completion, current_caller())
+        return await model.maker.pack(read_gap(message.fim), completion)
     if which == "text":
         ids = await model.tokenizer.encode(message.text)
     elif which == "chat":

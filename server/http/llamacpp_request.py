@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
 from server.http.call import Call
@@ -248,7 +247,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     # No end where the text leaves its block: clients say what they want in n_indent.
     options = CompletionOptions(fields.request("", ()), ttft_ms=fields.own.get("ttft_ms"), dedent=False)
     body.violations.raise_if_any()
-    request = await call.model.completion.maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
+    request = await call.model.maker.make(gap, options, f"infill-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
     return _parsed(call, fields, request)
 

@@ -104,7 +104,7 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
         if not isinstance(prompt, str):
             prompts.append(PackedPrompt(tuple(prompt)))
         elif suffix:
-            packed = await model.completion.maker.pack_between(
+            packed = await model.maker.pack_between(
                 prompt, suffix, fields.engine["stopping.max_tokens"], salt=fields.engine.get("cache_salt", ""),
                 ttft_ms=own.get("ttft_ms"),
             )  # fmt: skip

@@ -133,8 +133,8 @@ async def parse_completion(call: Call) -> tuple[Request, bool]:
     engine["stopping.rules"] = TextRules(blank_line=True)
     gap, crlf = read_segments(body, own)
     body.violations.raise_if_any()
-    maker, options = call.model.completion.maker, CompletionOptions(fields.request("", ()))
-    request = await maker.make(gap, options, current_caller(), f"cmpl-{call.request_id}")
+    maker, options = call.model.maker, CompletionOptions(fields.request("", ()))
+    request = await maker.make(gap, options, f"cmpl-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
     return request, crlf
 
@@ -146,7 +146,7 @@ async def complete(call: Call) -> None:
         (sample,), totals = await whole_answer(call, [request])
         if sample.text:  # it is remembered until the client reports its outcome
             owner = current_caller().scoped(request.cache_salt)
-            call.model.completion.outcomes.suggested(owner, request.request_id)
+            call.model.outcomes.suggested(owner, request.request_id)
         body = {
             "id": request.request_id,
             "choices": [{"index": 0, "text": with_line_ends(sample.text, crlf=crlf)}],
@@ -182,7 +182,7 @@ async def log_event(call: Call) -> None:
     if outcome is Outcome.ACCEPTED and (own.get("select_kind") or call.query.get("select_kind")):
         outcome = Outcome.PARTIALLY_ACCEPTED
     owner = current_caller().scoped(own.get("cache_salt", ""))
-    call.model.completion.outcomes.report(owner, completion, outcome)
+    call.model.outcomes.report(owner, completion, outcome)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
 
 

@@ -74,7 +74,7 @@ async def test_typing_and_accepting(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text(text, encoding="utf-8")
     async with running() as server:
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
         options = {"cmd": LSP, "server": server.address, "settings": {"debounceMs": 0}}
         async with neovim(NVIM, RECIPE, options, [file]) as nvim:
             await nvim.until("return specdec.status and specdec.status.state", "ready")
@@ -176,7 +176,7 @@ async def test_predicted_edits_are_shown_dismissed_jumped_to_and_taken(tmp_path:
                 await nvim.until(f"return vim.fn.getline({row}):find('values') == nil", True)
             await nvim.until(TEXT, BOOK.replace("values", "numbers").rstrip("\n"))
             await nvim.until(DIFF, "")
-            outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+            outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
             async with asyncio.timeout(20):
                 while not outcomes["accepted"]:
                     await asyncio.sleep(0.02)

@@ -69,7 +69,7 @@ class TestExtension:
             )  # fmt: skip
             out, _ = await asyncio.wait_for(process.communicate(), 60)
             assert process.returncode == 0
-            outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+            outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
         found = json.loads(out)
         assert found["texts"] == [[LINE], [LINE[3:]]]
         assert ({*found["states"]}, found["states"][-1], found["code"]) == ({"ready", "busy"}, "ready", 0)

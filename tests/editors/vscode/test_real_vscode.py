@@ -122,7 +122,7 @@ async def code(
 async def test_a_suggestion_is_shown_shrinks_while_typing_and_is_accepted(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("take")]
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
     assert seen == [{"status": labels("book"), "whole": LINE[1:], "rest": LINE[3:]}]
     assert editor.document.read_text(encoding="utf-8") == BOOK
     assert (outcomes["accepted"], outcomes["rejected"]) == (1, 0)
@@ -143,7 +143,7 @@ async def test_bug_a_cell_of_a_notebook_gets_suggestions(extensions: Path, tmp_p
 async def test_a_word_is_accepted_and_the_rest_is_not(extensions: Path, tmp_path: Path) -> None:
     async with running() as server, code(tmp_path, extensions, server.address) as editor:
         seen = [look async for look in editor.use("takeWord")]
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
     assert seen == [{"whole": LINE[1:], "left": LINE[len("total") :]}]
     assert (outcomes["partially_accepted"], outcomes["accepted"]) == (0, 0)  # VS Code does not say so
     assert editor.document.read_text(encoding="utf-8").splitlines()[LINE_NUMBER].strip() == "total"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from server.auth.principal import Principal
+from server.completion.editor_session import EditorSession
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
-from server.completion.service import CompletionService
+from server.completion.service import SessionTable
 from server.completion.time_budget import TimeBudget
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.core.types import (
@@ -110,8 +112,8 @@ class ScriptedEngine:
         return self.requests[count - 1]
 
 
-def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> CompletionService:
-    """A completion service over ``engine``."""
+def sessions_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> SessionTable:
+    """Sessions over ``engine``."""
     maker = RequestMaker(budget_on(Machine()))
     maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
-    return CompletionService(maker, engine)  # type: ignore[arg-type]
+    return SessionTable(partial(EditorSession, maker=maker, admit=engine.admit))

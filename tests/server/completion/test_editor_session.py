@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.auth.principal import ANYBODY
 from server.completion.documents import MAX_CHARACTERS, ContextFile, Gap, TextDocument
 from server.completion.editor_session import DOCUMENTS, EditorSession, Origin, Suggestion
 from server.completion.requests import CompletionOptions
 from specdec.core.types import FinishReason, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
 from tests.server.completion.code_tokenizer import CodeTokenizer
-from tests.server.completion.scripted_engine import ScriptedEngine, service_on
+from tests.server.completion.scripted_engine import ScriptedEngine, sessions_on
 
 OPTIONS = CompletionOptions(replace(CompletionOptions().base, session="s"))
 GAP = Gap("def add(a, b):\n    re", "\n\nprint(add(1, 2))\n")
@@ -38,11 +37,10 @@ class Desk:
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
-        self.service = service_on(self.engine)
-        self.session: EditorSession = self.service.sessions.open("", "s")
+        self.session: EditorSession = sessions_on(self.engine).open("", "s")
 
     async def ask(self, gap: Gap, options: CompletionOptions = OPTIONS) -> Suggestion:
-        return await self.session.suggest(gap, options, ANYBODY, accept)
+        return await self.session.suggest(gap, options, accept)
 
     def typed(self, text: str) -> Gap:
         return replace(GAP, prefix=GAP.prefix + text)
@@ -263,7 +261,7 @@ async def test_a_rejected_request_leaves_nothing_running() -> None:
         raise InvalidRequestError([FieldViolation("x", "bad")])
 
     with pytest.raises(InvalidRequestError):
-        await desk.session.suggest(Gap("other"), OPTIONS, ANYBODY, refuse)
+        await desk.session.suggest(Gap("other"), OPTIONS, refuse)
     desk.engine.refusal = QueueFullError(1, 1.0)
     with pytest.raises(QueueFullError):
         await desk.ask(Gap("other"))
@@ -279,7 +277,6 @@ async def test_a_rejected_request_leaves_nothing_running() -> None:
 async def test_cancelling_a_request_at_any_point(typed: str) -> None:
     for steps in range(12):
         desk = Desk()
-        desk.service = service_on(desk.engine)
         await generate(desk, "tu")
         asking = asyncio.create_task(desk.ask(desk.typed(typed)))
         for _ in range(steps):
@@ -337,7 +334,7 @@ def test_typing_through_equals_a_fresh_request(says: str, cuts: list[int], typed
 def test_documents_are_bounded() -> None:
     desk = Desk.__new__(Desk)
     desk.engine = ScriptedEngine()
-    session = service_on(desk.engine, CodeTokenizer()).sessions.open("", "s")
+    session = sessions_on(desk.engine, CodeTokenizer()).open("", "s")
     for i in range(20):
         session.keep(f"{i}", TextDocument("x" * 1000, 1))
     assert list(session.documents) == [f"{i}" for i in range(20 - DOCUMENTS, 20)]

@@ -269,12 +269,12 @@ async def test_reading_ahead_suggests_nothing_and_ends_at_the_next_action() -> N
         await editor.send(text=TEXT, ask=pb.CompletionAsk(id=50, cursor=cursor, read_ahead=True))
         ended = (await editor.read()).finished
         assert (ended.ask_id, ended.finish_reason) == (50, result_pb2.FINISH_REASON_LENGTH)
-        known = server.serving.models.first.completion.maker.time.computed.of("")
+        known = server.serving.models.first.maker.time.computed.of("")
         assert max(map(len, known)) > len(TEXT.text)
         assert (await editor.answer(await editor.ask(offset=AT)))[1] == LINE
         await editor.send(setup=pb.SessionSetup(session=options_pb2.SessionOptions(id=ready.session_id)))
         assert (await editor.read()).HasField("ready")
-        maker = server.serving.models.first.completion.maker
+        maker = server.serving.models.first.maker
         maker.time.computed.forget("")
         maker.time.admission = Machine(in_flight=1)  # nothing is read while another request runs
         await editor.send(ask=pb.CompletionAsk(id=51, cursor=cursor, read_ahead=True))
@@ -289,12 +289,12 @@ async def test_a_drain_waits_for_no_more_prompts_that_are_read_ahead() -> None:
         editor, cursor = Editor(server), pb.Cursor(uri="a.py", version=1, offset=AT)
         await editor.set_up(completion=pb.CompletionOptions(ttft_ms=400))
         model = server.serving.models.first
-        model.completion.maker.time.admission = Draining(model.gate)
+        model.maker.time.admission = Draining(model.gate)
         await editor.send(text=TEXT, ask=pb.CompletionAsk(id=50, cursor=cursor, read_ahead=True))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await editor.read()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert not model.completion.maker.time.computed.of("")
+        assert not model.maker.time.computed.of("")
 
 
 class Draining:

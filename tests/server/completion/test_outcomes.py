@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from server.completion import service as outcome_log
 from server.completion import service as session_table
 from server.completion.documents import TextDocument
-from server.completion.service import Outcome, OutcomeLog, SessionTable
-from tests.server.completion.scripted_engine import ScriptedEngine, service_on
+from server.completion.service import Outcome, OutcomeLog
+from tests.server.completion.scripted_engine import ScriptedEngine, sessions_on
 
 ME = "me"
 REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Outcome)), max_size=12)
@@ -48,13 +48,9 @@ def test_remembered_suggestions_are_bounded() -> None:
     assert log.report(ME, "10", Outcome.SHOWN)
 
 
-def table() -> SessionTable:
-    return SessionTable(service_on(ScriptedEngine()).sessions._make)
-
-
 def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_table, "SESSIONS", 3)
-    sessions = table()
+    sessions = sessions_on(ScriptedEngine())
     first = sessions.open(ME, "0")
     for i in range(1, 4):
         sessions.open(ME, f"{i}")
@@ -65,7 +61,7 @@ def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_table, "SESSION_CHARACTERS", 100)
-    sessions = table()
+    sessions = sessions_on(ScriptedEngine())
     for i in range(5):
         session = sessions.open(ME, f"{i}")
         session.keep("a", TextDocument("x" * 40, 1))
@@ -74,13 +70,12 @@ def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream() -> None:
-    engine = ScriptedEngine()
-    service = service_on(engine)
-    former = service.sessions.open(ME, "s")
+    sessions = sessions_on(ScriptedEngine())
+    former = sessions.open(ME, "s")
     former.keep("a", TextDocument("text", 3))
-    reopened = service.sessions.open(ME, "s")
+    reopened = sessions.open(ME, "s")
     assert reopened.documents["a"].version == 3
     assert former.documents == {}
-    assert service.sessions.open("other", "s").documents == {}
-    assert len(service.sessions.open(ME, "").session_id) == 32
+    assert sessions.open("other", "s").documents == {}
+    assert len(sessions.open(ME, "").session_id) == 32
     assert session_table.SESSIONS == 256

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.auth.principal import Limits, Principal
+from server.auth.principal import Limits, Principal, set_caller
 from server.completion import requests, time_budget
 from server.completion.documents import ContextFile, FillMode, Gap
 from server.completion.editor_session import EditorSession
@@ -38,7 +38,6 @@ SOURCE = inspect.getsource(random)
 FILES = (ContextFile("b.py", "import a\n" * 20),)
 GAP = Gap(SOURCE[:12000], SOURCE[12000:20000], files=FILES, path="a.py", repo="r")
 PACKER = PromptPacker(CodeTokenizer(), 1 << 16)
-ME = Principal("me")
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def test_an_evicted_prompt_is_forgotten() -> None:
 async def made(options: CompletionOptions, machine: Machine | None = None) -> Request:
     maker = RequestMaker(budget_on(machine or Machine(TIMES)))
     maker.packer = PACKER
-    return await maker.make(GAP, options, ME, "r")
+    return await maker.make(GAP, options, "r")
 
 
 async def test_the_request_says_what_was_left_out() -> None:
@@ -184,14 +183,12 @@ def test_an_edit_leaves_out_files_then_edits() -> None:
 class Reading:
     """A session that reads ahead over a scripted engine."""
 
-    def __init__(self, machine: Machine, principal: Principal = ME) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.engine, maker = ScriptedEngine(), RequestMaker(budget_on(machine))
         maker.packer = PACKER
         self.budget, self.engine.watch_prompt = maker.time, maker.time.watch
         session = EditorSession("s", maker, self.engine.admit)
-        self.task = asyncio.create_task(
-            session.read_ahead(GAP, CompletionOptions(ttft_ms=400), principal, lambda _: None)
-        )
+        self.task = asyncio.create_task(session.read_ahead(GAP, CompletionOptions(ttft_ms=400), lambda _: None))
 
     async def settle(self) -> int:
         """Requests so far, once nothing more happens."""
@@ -267,6 +264,7 @@ async def test_reading_ahead_waits_for_other_requests_and_ends_when_cancelled() 
     await asyncio.wait([reading.task])
     assert reading.engine.requests[1].closed
     assert await reading.settle() == 2
-    limited = Reading(Machine(), Principal("me", limits=Limits(requests_per_minute=5)))
+    set_caller(Principal("me", limits=Limits(requests_per_minute=5)))
+    limited = Reading(Machine())
     await limited.task
     assert not limited.engine.requests

@@ -137,7 +137,7 @@ def running(
 
     with running_serving(make, wait=wait, tls=tls) as server:
         if fim is not None:
-            server.serving.models.first.completion.maker.packer = fim
+            server.serving.models.first.maker.packer = fim
         yield server
 
 

@@ -59,7 +59,7 @@ async def test_an_explicit_request_gets_alternatives() -> None:
         await editor.client.workspace_execute_command_async(
             types.ExecuteCommandParams(ACCEPT_COMMAND, others[1].command.arguments)
         )
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
         async with asyncio.timeout(20):
             while not outcomes["accepted"]:
                 await asyncio.sleep(0.02)
@@ -210,7 +210,7 @@ async def test_outcomes_are_reported() -> None:
         notify(DID_DISMISS, status[1])
         notify(DID_SHOW, {"item": {"insertText": "of another server"}})
         await editor.complete(line, character)
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
         for _ in range(100):
             if outcomes["rejected"]:
                 break
@@ -277,7 +277,7 @@ async def test_a_pause_reads_ahead_and_a_key_ends_it() -> None:
         editor.edit((line, character), (line, character), "tot")
         [item] = await editor.complete(line, character + 3)
         assert item.insert_text == LINE[3:]  # not the answer of what was read ahead
-        known = server.serving.models.first.completion.maker.time.computed
+        known = server.serving.models.first.maker.time.computed
         async with asyncio.timeout(20):
             while client.in_flight or not known.of("slower"):  # the whole prompt is computed in the next pause
                 await asyncio.sleep(0.01)

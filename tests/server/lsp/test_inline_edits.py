@@ -79,7 +79,7 @@ async def test_an_edit_that_is_taken_counts_as_accepted() -> None:
         [edit] = await predict(editor)
         taken = types.ExecuteCommandParams(edit.command.command, edit.command.arguments)
         await editor.client.workspace_execute_command_async(taken)
-        outcomes = server.serving.models.first.completion.outcomes.metrics
+        outcomes = server.serving.models.first.outcomes.metrics
         async with asyncio.timeout(20):
             while not outcomes.suggestion_outcomes["accepted"]:
                 await asyncio.sleep(0.02)
@@ -343,7 +343,7 @@ async def test_a_text_in_which_an_edit_was_dismissed_gets_no_other_unasked() -> 
         assert await predict(editor, context={"triggerKind": 1})
         editor.edit((0, 0), (0, 0), "#")
         assert await predict(editor)
-        outcomes = server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes
+        outcomes = server.serving.models.first.outcomes.metrics.suggestion_outcomes
         async with asyncio.timeout(20):
             while not outcomes["rejected"]:
                 await asyncio.sleep(0.02)

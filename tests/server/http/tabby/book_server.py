@@ -34,4 +34,4 @@ def body(**more: Any) -> dict[str, Any]:
 
 def reached(server: Server) -> Counter[str]:
     """Outcomes of suggestions so far."""
-    return server.serving.models.first.completion.outcomes.metrics.suggestion_outcomes.copy()
+    return server.serving.models.first.outcomes.metrics.suggestion_outcomes.copy()

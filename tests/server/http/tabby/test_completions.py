@@ -16,7 +16,7 @@ from tests.server.http.tabby.book_server import COMPLETIONS, body, book_server, 
 
 
 def test_response(server: Server) -> None:
-    metrics = server.serving.models.first.completion.outcomes.metrics
+    metrics = server.serving.models.first.outcomes.metrics
     before = metrics.suggestions
     answer = server.ask(**body())
     assert answer.pop("id").startswith("cmpl-")
