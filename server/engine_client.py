@@ -86,18 +86,13 @@ class RequestTable:
         if stream is not None:
             stream.push(event)
 
-    def refuse(self, engine_id: str, error: RequestError) -> None:
-        """End a request with ``error``, unless it has ended."""
-        stream = self._by_engine_id.get(engine_id)
-        if stream is not None:
-            stream.fail(error)
-
     def fail(self, engine_ids: Sequence[str], error: RequestError) -> None:
         """End these requests with ``error``. The end of one may end others, whose readers are too slow."""
         if engine_ids:
             _LOG.warning("%d requests in flight end: %s", len(engine_ids), error)
         for engine_id in engine_ids:
-            self.refuse(engine_id, error)
+            if (stream := self._by_engine_id.get(engine_id)) is not None:
+                stream.fail(error)
 
 
 MAX_SUSPECTS = 1024  # digests that are remembered
@@ -213,7 +208,7 @@ class SubmitQueue:
             self.ended(engine_id)
 
     def ended(self, engine_id: str) -> None:
-        """The engine has ended a request, or refused it."""
+        """The engine has ended a request."""
         self._running.pop(engine_id, None)
         self._alone = self._alone and bool(self._running)
         self._send_next()
@@ -387,9 +382,6 @@ class EngineClient:
             case Frame.EVENTS:
                 for parts in rest[0]:
                     self._on_event(unpack_event(parts))
-            case Frame.REFUSED:
-                self._table.refuse(rest[0], unpack_error(rest[1]))
-                self._queue.ended(rest[0])
             case Frame.ADMIN:
                 self._on_answer(*rest)
             case _:

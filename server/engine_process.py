@@ -26,7 +26,7 @@ from server.kv_event_messages import pack_batch
 from specdec.child_python import die_with_parent
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.core.cache_events import CacheRecorder
-from specdec.core.types import Request
+from specdec.core.types import Failed, Request
 from specdec.errors import RequestError, SpecdecError
 from specdec.models.progress import Progress
 
@@ -155,13 +155,14 @@ class EngineLoop:
         request = unpack(Request, parts)
         try:
             self._engine.submit(request, waited_s)
-        except RequestError as error:
-            self._link.send(Frame.REFUSED, request.request_id, pack_error(error))
+            return
+        except RequestError as refusal:
+            error = refusal
         except Exception:
             # One request's fault must not end the others; a broken engine fails in `step`.
             _LOG.exception("submit of request %s raised", request.request_id)
-            fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
-            self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
+            error = GenerationFailedError("INTERNAL", "the engine could not take the request")
+        self._link.send(Frame.EVENTS, [pack_event(Failed(request.request_id, *pack_error(error)))])
 
     def _report_load(self) -> None:
         now = time.monotonic()

@@ -26,9 +26,9 @@ class Frame(StrEnum):
 
     To the engine process: ``SUBMIT`` request, seconds that it has waited; ``ABORT`` request id; ``ADMIN`` number of the
     call, command, its arguments; ``CLOSE``.
-    From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step; ``REFUSED`` request
-    id, error; ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load; ``KV_EVENTS`` a payload to publish;
-    ``DIED`` whether it was a refusal to start, message.
+    From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step or refused request;
+    ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load; ``KV_EVENTS`` a payload to publish; ``DIED``
+    whether it was a refusal to start, message.
     """
 
     SUBMIT = "submit"
@@ -38,7 +38,6 @@ class Frame(StrEnum):
     PROGRESS = "progress"
     READY = "ready"
     EVENTS = "events"
-    REFUSED = "refused"
     ALIVE = "alive"
     KV_EVENTS = "kv_events"
     DIED = "died"

@@ -157,7 +157,7 @@ async def embeddings(
         Request(f"{prefix}-{call.request_id}-{i}", ids, stopping=stopping, pooling=pooling, **options)
         for i, ids in enumerate(prompts)
     ]
-    check_requests(requests, info, violations, {"prompt.token_ids": name})
+    check_requests(requests, info, violations)
     samples, totals = await _answers(call, requests)
     return [truncated(sample.end.embedding, dimensions) for sample in samples], totals.prompt_tokens
 

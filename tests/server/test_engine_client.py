@@ -17,7 +17,7 @@ from server.admission import Admission
 from server.auth.principal import ANYBODY
 from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, SubmitQueue, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
-from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError, pack_error
+from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
 from server.http.errors import refusal_of
 from server.ipc import Frame, pack, pack_event
 from server.observe.records import NO_RETRY_HEADER
@@ -457,7 +457,7 @@ async def test_a_request_that_stops_the_engine_is_blamed_though_its_reader_has_l
     assert client.generate(innocent).samples_left
 
 
-@pytest.mark.parametrize("how", ["ends", "fails", "is refused"])
+@pytest.mark.parametrize("how", ["ends", "fails"])
 async def test_a_request_that_the_engine_has_ended_is_not_blamed(how: str) -> None:
     engine = RecordedEngine()
     client, request = client_of(engine), make_request("r", n=2)
@@ -466,10 +466,8 @@ async def test_a_request_that_the_engine_has_ended_is_not_blamed(how: str) -> No
     assert engine.sent[-1] == (Frame.ABORT, engine_id)
     if how == "ends":
         answer(client, *(end_of(engine_id, FinishReason.ABORTED, index) for index in range(2)))
-    elif how == "fails":
-        answer(client, end_of(engine_id), Failed(engine_id, "MODEL_BROKEN", "no finite logit"))
     else:
-        client.on_frame([Frame.REFUSED, engine_id, pack_error(QueueFullError(7, 1.0))])
+        answer(client, end_of(engine_id), Failed(engine_id, "MODEL_BROKEN", "no finite logit"))
     client.on_lost(EngineDeadError(), died=True)
     client.generate(request)
     assert not client.holds_back
