@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,8 +21,8 @@ T = TypeVar("T")
 
 LARGE_CHARACTERS = 1 << 14  # encoding takes about 10 ms
 MOST_CHARACTERS = 1 << 26  # of all waiting texts; encoding takes about 40 s
+CHARACTERS_PER_S = MOST_CHARACTERS / 40
 _NICENESS = 10
-_FIRST_RETRY_S = 1.0
 
 
 class TextTooLongError(PromptTooLongError):
@@ -54,8 +53,7 @@ class LargeTexts:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)  # its thread begins with the first text
-        self._waiting = self._characters = 0
-        self._last_s = _FIRST_RETRY_S
+        self._characters = 0  # of the texts that wait, and of the one that is encoded
 
     async def run(self, characters: int, encode: Callable[[], T]) -> T:
         """Return ``encode()`` for a text of this length, after those before it. It is skipped if its caller has left.
@@ -63,27 +61,18 @@ class LargeTexts:
         Raises:
             QueueFullError: too many wait.
         """
-        if self._waiting and self._characters + characters > MOST_CHARACTERS:
+        if self._characters and self._characters + characters > MOST_CHARACTERS:
             waiting = "characters of large texts to be turned into tokens"
-            raise QueueFullError(self._characters, self._last_s * self._waiting, waiting)
-        self._waiting += 1
+            raise QueueFullError(self._characters, self._characters / CHARACTERS_PER_S, waiting)
         self._characters += characters
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._timed, encode)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
         finally:
-            self._waiting -= 1
             self._characters -= characters
 
     def close(self) -> None:
         """Start no further encoding."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _timed(self, encode: Callable[[], T]) -> T:
-        began = time.monotonic()
-        try:
-            return encode()
-        finally:
-            self._last_s = time.monotonic() - began
 
 
 def _yield_to_others() -> None:

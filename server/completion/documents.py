@@ -54,13 +54,13 @@ class TextEdit:
     text: str
 
 
+@dataclass(slots=True)
 class TextDocument:
-    """A text at a version that its editor counts; ``language`` is the editor's name for it."""
+    """A text at a version that its editor counts."""
 
-    __slots__ = ("language", "text", "version")
-
-    def __init__(self, text: str, version: int, language: str = "") -> None:
-        self.text, self.version, self.language = text, version, language
+    text: str
+    version: int
+    language: str = ""  # by the editor's name
 
     def apply(self, edits: Sequence[TextEdit], version: int, unit: OffsetUnit) -> None:
         """Apply each edit in turn, all or none.

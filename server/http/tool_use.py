@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -305,21 +306,22 @@ def tool_grammar(
     free: text is allowed too. Arguments then follow the schemas of ``strict`` functions, and are any object for others.
     answer: the schema of the only text that is allowed, if ``free``; there is then no text beside calls.
     """
-    writer = _Writer(tokenizer)
+    special = {mark: token for mark in _MARKS if (token := tokenizer.special_id(mark)) is not None}
+    marked = partial(_marked, special)
     mark, opening, closing, between = _AROUND[form]
-    more = f"({writer.marked(between)} call)*" if many else ""
+    more = f"({marked(between)} call)*" if many else ""
     schemas = [
         _schema(each.get("parameters")) if not free or each.get("strict") is True else {"type": "object"}
         for each in functions
     ]
     calls = [
-        f"calls: {writer.marked(opening)} call {more} {writer.marked(closing)}",
+        f"calls: {marked(opening)} call {more} {marked(closing)}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     parameters = ParameterGrammar()
     for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
         before, after = _call(form, function["name"])
-        calls.append(f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}")
+        calls.append(f"call_{i}: {marked(before)} arguments_{i} {marked(after)}")
         if form is ToolForm.QWEN_XML:
             parameters.add(f"arguments_{i}", schema, _comment(function))
         else:
@@ -327,13 +329,13 @@ def tool_grammar(
     if form is ToolForm.QWEN_XML:
         calls += parameters.rules
     if not free:
-        rules = [f"start: {writer.marked(mark)} calls", *calls]
+        rules = [f"start: {marked(mark)} calls", *calls]
     elif answer is None:
-        kind = "" if writer.is_special(mark) else "[lazy]"
+        kind = "" if mark in special else "[lazy]"
         start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
-        rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *calls]
+        rules = [f"start: {start}", f"marked{kind}: TEXT {marked(mark)}", r"TEXT: /(.|\n)*/", *calls]
     else:
-        start = "answer" if form is ToolForm.LLAMA else f"{writer.marked(mark)} calls | answer"
+        start = "answer" if form is ToolForm.LLAMA else f"{marked(mark)} calls | answer"
         rules = [] if form is ToolForm.LLAMA else calls
         answer = _with_spacing(answer)
         if form in _BARE:
@@ -406,17 +408,10 @@ def _bare_calls(
     return rules
 
 
-class _Writer:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._ids = {mark: found for mark in _MARKS if (found := tokenizer.special_id(mark)) is not None}
-
-    def is_special(self, mark: str) -> bool:
-        return mark in self._ids
-
-    def marked(self, text: str) -> str:
-        """``text`` as a sequence of literals, special tokens by their ids."""
-        for mark, token in self._ids.items():
-            before, found, after = text.partition(mark)
-            if found:
-                return " ".join(filter(None, (self.marked(before), f"<[{token}]>", self.marked(after))))
-        return json.dumps(text, ensure_ascii=False) if text else ""
+def _marked(special: Mapping[str, int], text: str) -> str:
+    """``text`` as a sequence of literals, special tokens by their ids, which ``special`` has by their marks."""
+    for mark, token in special.items():
+        before, found, after = text.partition(mark)
+        if found:
+            return " ".join(filter(None, (_marked(special, before), f"<[{token}]>", _marked(special, after))))
+    return json.dumps(text, ensure_ascii=False) if text else ""
