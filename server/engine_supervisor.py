@@ -10,6 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,35 +49,23 @@ class EngineState(StrEnum):
 PLAIN_PATIENCE = 20  # factor on `RestartPolicy.silent_s` with plain kernels, whose step of a prompt may take minutes
 
 
+@dataclass(slots=True, kw_only=True)
 class RestartPolicy:
-    """When the engine is restarted: after a death, or after ``silent_s`` seconds without a frame.
+    """When the engine is restarted: after a death, or after a silence."""
 
-    Gives up after ``give_up_after`` quick deaths in a row.
-
-    A death is quick if the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
-    ``first_s`` seconds; it doubles with each quick death, up to ``longest_s``.
-    """
-
-    def __init__(
-        self,
-        *,
-        first_s: float = 0.5,
-        longest_s: float = 30.0,
-        quick_s: float = 60.0,
-        give_up_after: int = 5,
-        silent_s: float = 30.0,
-    ) -> None:
-        self.silent_s = silent_s
-        self._first_s, self._longest_s = first_s, longest_s
-        self._quick_s, self._give_up_after = quick_s, give_up_after
-        self.quick_deaths = 0  # in a row
-        self._failed_spawns = 0
+    first_s: float = 0.5  # seconds of the first wait; it doubles with each quick death
+    longest_s: float = 30.0
+    quick_s: float = 60.0  # a death is quick if the engine had been ready for less, or never
+    give_up_after: int = 5  # quick deaths in a row
+    silent_s: float = 30.0  # without a frame
+    quick_deaths: int = field(default=0, init=False)  # in a row
+    _failed_spawns: int = field(default=0, init=False)
 
     def after_death(self, ready_for_s: float) -> float | None:
         """Seconds until the next start, after an engine that was ready for ``ready_for_s`` seconds; None: give up."""
         self._failed_spawns = 0
-        self.quick_deaths = self.quick_deaths + 1 if ready_for_s < self._quick_s else 0
-        if self.quick_deaths >= self._give_up_after:
+        self.quick_deaths = self.quick_deaths + 1 if ready_for_s < self.quick_s else 0
+        if self.quick_deaths >= self.give_up_after:
             return None
         return self._backoff_s(self.quick_deaths)
 
@@ -89,7 +78,7 @@ class RestartPolicy:
         return self._backoff_s(self._failed_spawns)
 
     def _backoff_s(self, count: int) -> float:
-        return float(min(self._longest_s, self._first_s * 2 ** min(max(0, count - 1), 30)))
+        return float(min(self.longest_s, self.first_s * 2 ** min(max(0, count - 1), 30)))
 
 
 _PASSING_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -411,10 +400,13 @@ class EngineSupervisor:
         if self._spare is not None:
             config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
         kv_events = None if self.cache_feed is None else self._server.kv_events
+        heartbeat_s = min(1.0, self._policy.silent_s / 4)
         try:
-            self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, self._take, kv_events)
+            self._child = await EngineChild.spawn(config, self._factory, heartbeat_s, self._take, kv_events)
         except OSError as error:
-            return self._after_failed_spawn(error)
+            _LOG.error("the engine process could not be started: %s", error)
+            delay = self._policy.after_failed_spawn(error)
+            return self._next_start(delay, f"the engine process cannot be started: {error}")
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             await child.link.closed()
@@ -440,12 +432,6 @@ class EngineSupervisor:
         self._start_at = time.monotonic() + (delay or 0.0)
         self.listener.on_lost(EngineDeadError(retry_after_s=None if delay is None else self._retry_s), died=True)
         return self._after_death(child.pid, await child.ended(), delay)
-
-    def _after_failed_spawn(self, error: OSError) -> float | None:
-        _LOG.error("the engine process could not be started: %s", error)
-        return self._next_start(
-            self._policy.after_failed_spawn(error), f"the engine process cannot be started: {error}"
-        )
 
     def _after_death(self, pid: int, how: str, delay: float | None) -> float | None:
         refused, message = self._last_words or (False, "")
@@ -496,10 +482,6 @@ class EngineSupervisor:
                 self._last_words = (rest[0], rest[1])
             case _:
                 self.listener.on_frame(frame)
-
-    @property
-    def _heartbeat_s(self) -> float:
-        return min(1.0, self._policy.silent_s / 4)
 
     @property
     def patience_s(self) -> float:

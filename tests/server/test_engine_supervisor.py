@@ -164,13 +164,23 @@ async def test_a_refused_start_gives_up_only_a_draft_that_was_swapped_in(
     assert ("configured draft" in caplog.text) == given_up
 
 
-async def test_the_end_after_processes_that_cannot_be_started_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = EngineSupervisor(make_config(), policy=RestartPolicy(give_up_after=2))
+async def test_the_end_after_processes_that_cannot_be_started_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged: list[bool] = []
+
+    async def refuse(*_: Any) -> ScriptedChild:
+        logged.append("not started any more" in caplog.text)
+        raise OSError(errno.ENOENT, "no such program")
+
+    monkeypatch.setattr(EngineChild, "spawn", refuse)
+    supervisor = EngineSupervisor(make_config(), policy=RestartPolicy(first_s=0.0, give_up_after=2))
     supervisor.listener = Scene(0.0)
-    refused = OSError(errno.ENOENT, "no such program")
-    assert supervisor._after_failed_spawn(refused) is not None
-    assert "not started any more" not in caplog.text
-    assert supervisor._after_failed_spawn(refused) is None
+    await supervisor.start()
+    async with asyncio.timeout(60):
+        await supervisor.wait_failed()
+    assert logged == [False, False]
+    await supervisor.close()
     assert "no such program; it is not started any more" in caplog.text
     assert "restart the server" in str(supervisor.unavailable())
 
