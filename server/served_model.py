@@ -257,10 +257,6 @@ class ServedModel:
             return message
         return f"{self.names.own}: " + re.sub(r"\bengine\.(?=[a-z])", f"engines.{self.names.own}.", message)
 
-    def close(self) -> None:
-        """End the threads."""
-        self.tokenizer.close()
-
 
 def _retrieve_error(loading: asyncio.Task[Tokenizer]) -> None:
     if not loading.cancelled():

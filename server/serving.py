@@ -157,7 +157,7 @@ class Serving:
         await asyncio.gather(*(model.client.engine.close(at_once=at_once) for model in self.models))
         self._close_events()
         for model in self.models:
-            model.close()
+            model.tokenizer.close()
         await self._close_observer(at_once)
 
     async def _close_observer(self, at_once: bool) -> None:

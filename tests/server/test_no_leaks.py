@@ -112,4 +112,4 @@ async def test_no_resource_is_leaked(total: int, faults: int) -> None:
     assert threading.active_count() <= threads
     assert process.num_fds() <= descriptors
     await client.engine.close()
-    model.close()
+    model.tokenizer.close()
