@@ -383,17 +383,13 @@ class Admission:
             usage.spend(-stream.request.tokens_to_read, self._clock())
         self._by_key.pop(stream.supersedes_key, None)
 
-    @property
-    def forecast_s(self) -> float:
-        """Expected seconds until a request submitted now starts; 0: at once."""
-        return self._forecast_s(None)
-
     def wait_s(self, but: RequestStream | None = None) -> float:
-        """The ``retry_after_s`` of a refusal: expected seconds until a request submitted now starts if ``but`` were not
-        in flight. Before the rates are known, at least the longest wait so far."""
-        return self._forecast_s(but) or _UNKNOWN_RETRY_S
+        """The ``retry_after_s`` of a refusal: `forecast_s`, or a second where that is 0."""
+        return self.forecast_s(but) or _UNKNOWN_RETRY_S
 
-    def _forecast_s(self, but: RequestStream | None) -> float:
+    def forecast_s(self, but: RequestStream | None = None) -> float:
+        """Expected seconds until a request submitted now starts if ``but`` were not in flight; 0: at once. Before the
+        rates are known, at least the longest wait so far."""
         now = self._clock()
         others = [stream for stream in self._streams if stream is not but]
         waiting = [stream for stream in others if not stream.started]

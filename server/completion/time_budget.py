@@ -152,7 +152,7 @@ class TimeBudget:
         """The objective of a request that is submitted now; None: it has none. owner: scope of the prefix cache."""
         if ttft_ms is None:
             return None
-        return Objective(ttft_ms - self.admission.forecast_s * 1e3, self._times(), self.computed.of(owner))
+        return Objective(ttft_ms - self.admission.forecast_s() * 1e3, self._times(), self.computed.of(owner))
 
     def part(self) -> int:
         """Tokens of a part of a prompt that is read ahead."""

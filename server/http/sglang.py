@@ -42,7 +42,7 @@ def _core(model: ServedModel) -> dict[str, Any]:
         "num_waiting_reqs": waiting,
         "num_total_reqs": running + waiting,
         "num_waiting_uncached_tokens": waiting_tokens,
-        "forecast_wait_s": admission.forecast_s,
+        "forecast_wait_s": admission.forecast_s(),
         "num_used_tokens": used,
         "num_total_tokens": used + waiting_tokens,
         "max_total_num_tokens": info.kv_tokens,

@@ -67,7 +67,7 @@ class StubClient:
         """The engine does not take a request."""
         engine_id = self._table.engine_id(request_id)
         assert engine_id is not None
-        self._table.refuse(engine_id, error)
+        self._table.fail([engine_id], error)
 
     @property
     def in_flight(self) -> int:

@@ -336,12 +336,12 @@ async def test_generated_answers_that_are_not_read_occupy_no_slot() -> None:
         client.say(started(request))
         await anext(stream)
         client.say(finished(request, 21))
-    assert doors.forecast_s == pytest.approx(1.0)  # each has another sample on its way
+    assert doors.forecast_s() == pytest.approx(1.0)  # each has another sample on its way
     with pytest.raises(LateError):
         doors.admit(ANYBODY, make_request("late", deadline_s=2.1 * LATE_MARGIN + 0.01))
     for request in client.given[-2:]:
         client.say(finished(request, 21, index=1))
-    assert doors.forecast_s == 0.0
+    assert doors.forecast_s() == 0.0
     doors.admit(ANYBODY, make_request("fine", deadline_s=2.1 * LATE_MARGIN + 0.01)).close()
     for stream in slow:
         assert len(await rest_of(stream)) == 2

@@ -39,8 +39,11 @@ class Machine:
     """The speed and the load of an engine, as `TimeBudget` reads them. By default it is idle and of unknown speed."""
 
     times: tuple[float, ...] = ()
-    forecast_s: float = 0.0
+    wait_s: float = 0.0
     in_flight: int = 0
+
+    def forecast_s(self) -> float:
+        return self.wait_s
 
     @property
     def load(self) -> EngineLoad:

@@ -300,10 +300,11 @@ async def test_a_drain_waits_for_no_more_prompts_that_are_read_ahead() -> None:
 class Draining:
     """The admission of a server that begins to shut down before the first part is read."""
 
-    forecast_s = 0.0
-
     def __init__(self, gate: DrainGate) -> None:
         self._gate = gate
+
+    def forecast_s(self) -> float:
+        return 0.0
 
     @property
     def in_flight(self) -> int:

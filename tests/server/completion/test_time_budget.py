@@ -55,7 +55,7 @@ def packed(budget: int) -> Packed:
 def test_the_prompt_fits_and_none_of_the_larger_budgets_does(
     ttft_ms: float, wait_s: float, largest: int, slow: float
 ) -> None:
-    objective = budget_on(Machine(TIMES, forecast_s=wait_s), slowdown=slow).objective("me", ttft_ms)
+    objective = budget_on(Machine(TIMES, wait_s=wait_s), slowdown=slow).objective("me", ttft_ms)
     assert objective is not None
     chosen = len(objective.choose(packed, largest).ids)
     cost = lambda tokens: slow * expected_ms(TIMES, tokens) + wait_s * 1e3  # noqa: E731
