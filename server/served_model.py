@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from itertools import chain
 from pathlib import PurePosixPath
 from time import time
@@ -15,10 +14,10 @@ from time import time
 from server.admission import Admission
 from server.async_tokenizer import LARGE_CHARACTERS, AsyncTokenizer
 from server.auth.access import Access
-from server.completion.editor_session import EditorSession
+from server.completion.editor_session import SessionTable
+from server.completion.outcomes import OutcomeLog
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
-from server.completion.service import OutcomeLog, SessionTable
 from server.completion.time_budget import TimeBudget
 from server.engine_client import EngineClient
 from server.engine_process import return_freed_memory
@@ -146,7 +145,7 @@ class ServedModel:
         self.tokenizer = AsyncTokenizer(lambda: client.info, self.admission)
         self.maker = RequestMaker(TimeBudget(client, self.admission))
         self.admission.watch_prompt = self.maker.time.watch
-        self.sessions = SessionTable(partial(EditorSession, maker=self.maker, admit=self.admission.admit))
+        self.sessions = SessionTable(self.maker, self.admission.admit)
         self.outcomes: OutcomeLog = OutcomeLog(metrics) if beside is None else beside.outcomes
         self.experiments = Experiments(config.experiments, client, self.admission, errors)
         self.gate = DrainGate()

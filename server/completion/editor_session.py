@@ -1,4 +1,4 @@
-"""One editor's session: its documents, its generation, and suggestions that continue what the user typed."""
+"""Editors' sessions: the documents, the generation, and suggestions that continue what the user typed."""
 
 from __future__ import annotations
 
@@ -294,3 +294,41 @@ class EditorSession:
         if change < 0 and prefix.startswith(gap.prefix):
             return (prefix[len(gap.prefix) :] + text)[:LARGEST_DRAFT]
         return ""
+
+
+SESSIONS, SESSION_CHARACTERS = 256, 1 << 25  # most sessions, and characters of their documents
+
+
+class SessionTable:
+    """Editor sessions, bounded by number and by the size of their documents; the least recently used are evicted. An
+    evicted session still serves the stream that holds it. owner: the caller's scope of the prefix cache."""
+
+    def __init__(self, maker: RequestMaker, admit: Callable[[Principal, Request, str], RequestStream]) -> None:
+        """admit: as in `EditorSession`."""
+        self._maker, self._admit = maker, admit
+        self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, owner: str, session_id: str) -> EditorSession:
+        """A session for a new stream. If the editor has reconnected, the former session of the same id and owner is
+        stopped and its documents are taken over."""
+        session = EditorSession(session_id or uuid.uuid4().hex, self._maker, self._admit)
+        former = self._sessions.pop((owner, session.session_id), None)
+        if former is not None:
+            former.stop()
+            session.documents, former.documents = former.documents, OrderedDict()
+        self._sessions[owner, session.session_id] = session
+        self.used(owner, session)
+        return session
+
+    def used(self, owner: str, session: EditorSession) -> None:
+        """Mark ``session`` as used, and evict sessions beyond the limits."""
+        key = (owner, session.session_id)
+        if self._sessions.get(key) is session:
+            self._sessions.move_to_end(key)
+        total = sum(kept.characters for kept in self._sessions.values())
+        while len(self._sessions) > SESSIONS or total > SESSION_CHARACTERS:
+            _, oldest = self._sessions.popitem(last=False)
+            total -= oldest.characters

@@ -10,9 +10,9 @@ from dataclasses import replace
 from server.completion.documents import FillMode, OffsetUnit
 from server.completion.editor_session import Origin, Suggestion
 from server.completion.next_edit import EditPlace, EditReader, RecentEdit
+from server.completion.outcomes import Outcome
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
-from server.completion.service import Outcome
 from server.grpc.errors import rich_status
 from server.grpc.messages import REASONS, event_message, figures
 from server.grpc.request_reader import read_files, read_resume, read_stopping

@@ -10,8 +10,8 @@ from typing import Any
 import specdec
 from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
+from server.completion.outcomes import Outcome
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
-from server.completion.service import Outcome
 from server.http.answering import whole_answer
 from server.http.call import Call, Endpoint
 from server.http.fields import COMMON, MODEL

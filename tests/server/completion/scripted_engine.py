@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from server.auth.principal import Principal
-from server.completion.editor_session import EditorSession
+from server.completion.editor_session import SessionTable
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
-from server.completion.service import SessionTable
 from server.completion.time_budget import TimeBudget
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.core.types import (
@@ -119,4 +117,4 @@ def sessions_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) 
     """Sessions over ``engine``."""
     maker = RequestMaker(budget_on(Machine()))
     maker.packer = PromptPacker(tokenizer or CodeTokenizer(), INFO.max_context)  # type: ignore[arg-type]
-    return SessionTable(partial(EditorSession, maker=maker, admit=engine.admit))
+    return SessionTable(maker, engine.admit)

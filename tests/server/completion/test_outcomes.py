@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.completion import service as outcome_log
-from server.completion import service as session_table
+from server.completion import editor_session, outcomes
 from server.completion.documents import TextDocument
-from server.completion.service import Outcome, OutcomeLog
+from server.completion.outcomes import Outcome, OutcomeLog
 from tests.server.completion.scripted_engine import ScriptedEngine, sessions_on
 
 ME = "me"
@@ -42,14 +41,14 @@ def test_suggestions_of_other_tenants_are_unknown() -> None:
 
 def test_remembered_suggestions_are_bounded() -> None:
     log = OutcomeLog()
-    for i in range(outcome_log.OUTCOME_SUGGESTIONS + 10):
+    for i in range(outcomes.OUTCOME_SUGGESTIONS + 10):
         log.suggested(ME, f"{i}")
     assert not log.report(ME, "9", Outcome.SHOWN)
     assert log.report(ME, "10", Outcome.SHOWN)
 
 
 def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table, "SESSIONS", 3)
+    monkeypatch.setattr(editor_session, "SESSIONS", 3)
     sessions = sessions_on(ScriptedEngine())
     first = sessions.open(ME, "0")
     for i in range(1, 4):
@@ -60,7 +59,7 @@ def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table, "SESSION_CHARACTERS", 100)
+    monkeypatch.setattr(editor_session, "SESSION_CHARACTERS", 100)
     sessions = sessions_on(ScriptedEngine())
     for i in range(5):
         session = sessions.open(ME, f"{i}")
@@ -78,4 +77,4 @@ async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream(
     assert former.documents == {}
     assert sessions.open("other", "s").documents == {}
     assert len(sessions.open(ME, "").session_id) == 32
-    assert session_table.SESSIONS == 256
+    assert editor_session.SESSIONS == 256
