@@ -112,10 +112,8 @@ class AdapterCheckpoint:
 
         with _of_base(self.path):
             base = self._base.open()
-        whole = (
-            base.inner if isinstance(base, FusedSource) else base
-        )  # an adapter changes the matrices as they are stored
-        return by_parts(AdapterSource(whole, self.path, self.name))
+        stored = base.inner if isinstance(base, FusedSource) else base  # an adapter changes matrices as they are stored
+        return by_parts(AdapterSource(stored, self.path, self.name))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The adapter's, completed by the base's; the base's where the adapter's folder holds none."""

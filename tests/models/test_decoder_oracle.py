@@ -88,7 +88,7 @@ FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.3, 3.0], "long_factor": [1.0] 
     [
         ({"type": "longrope", **FACTORS}, {}),
         ({"type": "longrope", **FACTORS}, {"max_position_embeddings": 512}),
-        ({"rope_type": "longrope", "factor": 4.0, **FACTORS}, {}),
+        ({"rope_type": "longrope", "factor": 3.0, **FACTORS}, {}),
         (None, {"partial_rotary_factor": 0.5, "sliding_window": 40}),
         (None, {"partial_rotary_factor": 1.0, "num_key_value_heads": 4, "head_dim": 20}),
     ],

@@ -191,6 +191,14 @@ def test_seed_splits_line_breaks_from_signs() -> None:
     assert pieces == [[b"!", b"\n\n", b" ", b"a"], [b"!\n", b"\n", b" ", b"a"]]
 
 
+def test_an_answer_of_phi_ends_with_its_turn() -> None:
+    vocabulary = _pairs()
+    size = len(vocabulary["tokens"])
+    tokens, types = [*vocabulary["tokens"], "<|endoftext|>", "<|end|>"], [1] * size + [3, 3]
+    tokenizer = _convert(pre="gpt-4o", **vocabulary | {"tokens": tokens, "token_type": types, "eos_token_id": size})
+    assert tokenizer.eos_ids == (size, size + 1)
+
+
 def test_words_split_at_capitals_and_keep_contractions() -> None:
     """As GPT-4o's; Mistral's split at capitals alone."""
     given = _pairs("aB", "a's", "//Ċ")

@@ -18,6 +18,7 @@ from specdec.models.checkpoint import read_json
 from specdec.models.config import RopeConfig
 from specdec.models.hf import HFSource, parse_hf_config
 from specdec.models.load import load_model
+from specdec.models.resolve import HFCheckpoint
 from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
@@ -68,6 +69,15 @@ def test_the_names_of_longrope(tiny: Tiny) -> None:
     data = read_json(tiny("phi3") / "config.json")
     spelled = [data | {"rope_scaling": data["rope_parameters"] | {"rope_type": name}} for name in ("su", "yarn")]
     assert [parse_hf_config(each, "m") for each in spelled] == [parse_hf_config(data, "m")] * 2
+
+
+def test_any_rows_of_parts_of_fused_matrices(tiny: Tiny) -> None:
+    source = HFCheckpoint(tiny("phi3")).open()
+    for part, size in (("q", 64), ("k", 32), ("v", 32), ("gate", 96), ("up", 96)):
+        whole = source.rows(f"layers.1.{part}", 0, size)
+        assert source.shape(f"layers.1.{part}") == (size, 64) == tuple(whole.shape)
+        for low, high in ((0, 1), (3, 21), (7, 8), (size - 1, size), (9, 9)):
+            assert torch.equal(source.rows(f"layers.1.{part}", low, high), whole[low:high])
 
 
 def test_experts_in_either_spelling() -> None:
