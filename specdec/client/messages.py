@@ -41,7 +41,13 @@ PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillReques
 
 
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
-    """``message`` with all that is asked for, but the timeout, which is the call's."""
+    """``message`` with all that is asked for, but the timeout, which is the call's; raises TypeError for an option that
+    does not exist."""
+    if unknown := ", ".join(asked.keys() - GenerateOptions.__annotations__):
+        raise TypeError(
+            f"{unknown}: not among the options {', '.join(GenerateOptions.__annotations__)}; "
+            "the fields of parameters go inside, as in stopping=StoppingParams(max_tokens=20)"
+        )
     fill_prompt(message, prompt, asked.get("template_variables"))
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
     fill_params(message.sampling, asked.get("sampling", SamplingParams()))

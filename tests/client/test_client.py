@@ -173,7 +173,7 @@ async def test_a_deadline_ends_the_call_and_an_abort_keeps_the_partial_output() 
             await client.generate("x" * 100, cache_salt="slow", timeout_s=0.2)
         assert caught.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
         for longest_s in (float("inf"), 1e10):
-            assert (await client.generate("x", max_tokens=2, timeout_s=longest_s)).samples
+            assert (await client.generate("x", stopping=StoppingParams(max_tokens=2), timeout_s=longest_s)).samples
         running = asyncio.create_task(client.generate("x" * 100, cache_salt="slow", request_id="long"))
         async with asyncio.timeout(5):
             while not await client.abort("long"):

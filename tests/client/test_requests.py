@@ -63,7 +63,7 @@ def model() -> ServedModel:
 
 def options_of(request: Request) -> GenerateOptions:
     values = {ELSEWHERE.get(f.name, f.name): getattr(request, f.name) for f in fields(Request)}
-    del values[""], values["healing_prefix"]
+    del values[""], values["healing_prefix"], values["omitted"], values["pooling"]
     return cast(GenerateOptions, values)
 
 
@@ -146,6 +146,14 @@ def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
     assert {field.name for field, _ in plain.ListFields() if field.name in ("prediction", "grammar")} == set()
     modes = {name.removeprefix("MODE_").lower() for name, _ in completion.CompletionOptions.Mode.items()}
     assert modes - {"unspecified"} == {"middle", "middle_or_prefix", "prefix"}
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    misplaced = cast(GenerateOptions, {"max_tokens": 24, "session": "s"})
+    with pytest.raises(TypeError, match=r"^max_tokens: not among the options .*stopping.*StoppingParams\(max_tokens"):
+        fill_request(pb.GenerateRequest(), "text", misplaced)
+    with pytest.raises(TypeError, match="^max_tokens: "):
+        completion_message(Fim("a", "b"), CompletionHints(), misplaced)
 
 
 @given(event=FINISHED)
