@@ -152,7 +152,7 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
     misplaced = cast(GenerateOptions, {"max_tokens": 24, "session": "s"})
     with pytest.raises(TypeError, match=r"^max_tokens: not among the options .*stopping.*StoppingParams\(max_tokens"):
         fill_request(pb.GenerateRequest(), "text", misplaced)
-    with pytest.raises(TypeError, match="^max_tokens: "):
+    with pytest.raises(TypeError, match=r"^max_tokens: "):
         completion_message(Fim("a", "b"), CompletionHints(), misplaced)
 
 
