@@ -357,7 +357,7 @@ def plan_command(
         click.echo(f"with `stopping: {{rule: always_valid, expected_units: {plan.units}}}`")
     low, high = plan.power_bounds
     click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
-    click.echo(f"the experiment took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
+    click.echo(f"at its pace they take {plan.seconds:.0f} s; the experiment has {plan.captured_units}")
     if plan.captured_units < plan.recorded_units:  # answers without text have no ttft_ms, for example
         every = -(-plan.units * plan.recorded_units // plan.captured_units)
         click.echo(
