@@ -26,7 +26,7 @@ from specdec.core.sampling import token_mask
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
-from specdec.grammar.state import GrammarState
+from specdec.grammar.state import GrammarState, shortened
 from specdec.grammar.token_healing import TokenSpelling
 from specdec.models.tokenizer import Tokenizer
 
@@ -174,8 +174,6 @@ MAX_PENDING_PER_KEY = 128
 bounds those of all keys, since a request waits for each (`RequestPreparation`)."""
 RETRY_S = 5.0
 """The wait that a client is asked for when too many grammars wait."""
-MAX_MESSAGE = 240
-"""Characters of the library's message in a refusal."""
 _HINTS = {  # the way out that a refusal names
     GrammarKind.JSON_SCHEMA: "correct or simplify the schema",
     GrammarKind.JSON_OBJECT: "send a schema instead",
@@ -389,10 +387,5 @@ def _explained(params: GrammarParams, message: str) -> str:
     lines, found = params.text.split("\n"), _AT.fullmatch(message)
     above = lines[int(found[1]) - 2] if found is not None and 1 < int(found[1]) <= len(lines) else ""
     if found is not None and above.startswith("// "):
-        return f"{above[3:]}: {_shortened(found[2])}; {_HINTS[GrammarKind.JSON_SCHEMA]}"
-    return f"{_shortened(message)}; {_HINTS[params.kind]}"
-
-
-def _shortened(message: str) -> str:
-    flat = " ".join(message.replace("<non-verbose/>", "").split())
-    return flat if len(flat) <= MAX_MESSAGE else flat[:MAX_MESSAGE] + "..."
+        return f"{above[3:]}: {shortened(found[2])}; {_HINTS[GrammarKind.JSON_SCHEMA]}"
+    return f"{shortened(message)}; {_HINTS[params.kind]}"

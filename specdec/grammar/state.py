@@ -13,6 +13,14 @@ from specdec.core.kv_cache import common_length
 from specdec.core.sampling import token_mask
 
 Mask = NDArray[np.uint32]
+MAX_MESSAGE = 240
+"""Characters of the library's message in a refusal."""
+
+
+def shortened(message: str) -> str:
+    """A message of the library on one line."""
+    flat = " ".join(message.replace("<non-verbose/>", "").split())
+    return flat if len(flat) <= MAX_MESSAGE else flat[:MAX_MESSAGE] + "..."
 
 
 class _Place(Enum):
@@ -140,7 +148,7 @@ class GrammarState:
 
     def _revive(self) -> None:
         """Replace a matcher in its error state, which it never leaves; a draft may have led it there."""
-        self.error = self._matcher.get_error()
+        self.error = shortened(self._matcher.get_error())
         self._return_to_base()
 
     def _return_to_base(self) -> None:

@@ -127,6 +127,14 @@ def test_a_limit_reached_by_a_draft_does_not_persist() -> None:
     assert state.forced((), 3) == start(params).forced(way[:3], 3)
 
 
+def test_the_error_of_a_grammar_without_an_end_is_one_plain_line() -> None:
+    state = start(GrammarParams(GrammarKind.EBNF, 'root ::= "a" root'))
+    state.commit(byte_level().encode("a"))
+    assert state.error.startswith("parser error: Too many items")
+    assert "\n" not in state.error
+    assert "<" not in state.error
+
+
 def test_after_an_end_token_only_end_tokens_follow() -> None:
     state = start(GrammarParams(GrammarKind.REGEX, "[ab]+"))
     a = byte_level().encode("a")
