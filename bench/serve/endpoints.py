@@ -318,7 +318,9 @@ def _no_model(error: Exception) -> str:
             return f"refuses the key (HTTP {status}); give one with --key-file"
         return f"answers with HTTP {status}; give a model with --model"
     if isinstance(error, httpx.HTTPError):
-        return f"does not answer ({type(error).__name__}: {error}); check the URL, and that the server runs"
+        untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+        remedy = "give its authority's file (--ca)" if untrusted else "check the URL, and that the server runs"
+        return f"does not answer ({type(error).__name__}: {error}); {remedy}"
     return "names no model; give one with --model"
 
 

@@ -349,7 +349,7 @@ server_option = click.option(
 
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--key-file", {"type": _FILE}, "File that holds the server's key, as `specdec keys new` printed it."),
-    ("--tls", {"is_flag": True}, "The server speaks TLS."),
+    ("--tls", {"is_flag": True}, "The server speaks TLS; implied by the options that follow."),
     ("--ca", {"type": _FILE}, "PEM authorities that the server's certificate must be of; default: the usual ones."),
     ("--cert", {"type": _FILE}, "PEM certificate to show to a server that asks for one."),
     ("--cert-key", {"type": _FILE}, "PEM private key of --cert."),
@@ -377,11 +377,9 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
     from specdec.client.connection import Credentials
 
     key_file, tls, ca, cert, cert_key = _credential_values(values).values()
-    if not tls and (ca or cert or cert_key):
-        raise click.UsageError("--ca, --cert and --cert-key mean nothing without --tls")
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
-    return Credentials(given_key("--key-file", key_file), tls, ca, cert, cert_key)
+    return Credentials(given_key("--key-file", key_file), tls or bool(ca or cert), ca, cert, cert_key)
 
 
 def refuse_credentials(values: dict[str, Any]) -> None:

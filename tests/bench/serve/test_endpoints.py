@@ -47,7 +47,8 @@ async def test_a_real_answer(face: str) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (None, "", r"/v1/models does not answer \(ConnectError: refused\); check the URL"),
+        (None, "refused", r"/v1/models does not answer \(ConnectError: refused\); check the URL"),
+        (None, "[SSL: CERTIFICATE_VERIFY_FAILED]", r"does not answer .*; give its authority's file \(--ca\)"),
         (401, "", r"refuses the key \(HTTP 401\); give one with --key-file"),
         (403, "", r"refuses the key \(HTTP 403\); give one with --key-file"),
         (404, "", r"answers with HTTP 404; give a model with --model"),
@@ -58,7 +59,7 @@ async def test_a_real_answer(face: str) -> None:
 async def test_bug_a_server_without_a_list_of_models_says_why(status: int | None, body: str, message: str) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if status is None:
-            raise httpx.ConnectError("refused", request=request)
+            raise httpx.ConnectError(body, request=request)
         return httpx.Response(status, text=body)
 
     for model in ("", "given"):
