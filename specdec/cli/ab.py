@@ -239,10 +239,7 @@ def status_command(name: str | None, report: Path | None, server: str, model: st
         if report is not None:
             raise click.UsageError("--report: name the experiment")
         found = _ask(server, credentials, lambda client: client.experiments.every(model=model))
-        for experiment in found:
-            click.echo(_line(experiment))
-        if not found:
-            click.echo("no experiments")
+        click.echo("\n".join(map(_line, found)) or "no experiments")
         return
     experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, model, report is not None))
     _show_status(experiment)
@@ -357,7 +354,7 @@ def plan_command(
         click.echo(f"with `stopping: {{rule: always_valid, expected_units: {plan.units}}}`")
     low, high = plan.power_bounds
     click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
-    click.echo(f"at its pace they take {plan.seconds:.0f} s; the experiment has {plan.captured_units}")
+    click.echo(f"at the pace of this experiment they take {plan.seconds:.0f} s; it has {plan.captured_units}")
     if plan.captured_units < plan.recorded_units:  # answers without text have no ttft_ms, for example
         every = -(-plan.units * plan.recorded_units // plan.captured_units)
         click.echo(

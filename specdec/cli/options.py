@@ -388,8 +388,7 @@ def refuse_credentials(values: dict[str, Any]) -> None:
     Raises:
         click.UsageError: one was given.
     """
-    given = [flag for flag, value in _credential_values(values).items() if value]
-    if given:
+    if given := [flag for flag, value in _credential_values(values).items() if value]:
         raise click.UsageError(f"{', '.join(given)}: mean nothing without --server")
 
 

@@ -56,13 +56,12 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
     fill_params(message.speculation, asked.get("speculation", SpeculationParams()))
     fill_values(message, Request, asked)
     message.scheduling.supersedes_key = asked.get("supersedes_key", "")
-    prediction, grammar = asked.get("prediction", ""), asked.get("grammar")
-    if isinstance(prediction, str):
-        if prediction:
+    if prediction := asked.get("prediction"):
+        if isinstance(prediction, str):
             message.prediction.text = prediction
-    elif prediction:
-        message.prediction.token_ids.ids.extend(prediction)
-    if grammar is not None:
+        else:
+            message.prediction.token_ids.ids.extend(prediction)
+    if (grammar := asked.get("grammar")) is not None:
         message.grammar.CopyFrom(grammar_message(grammar))
     if (resume := asked.get("resume")) is not None:
         message.resume.SetInParent()
@@ -75,10 +74,9 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     mode = completion.CompletionOptions.Mode.Value(f"MODE_{hints.mode.upper()}")
     made = completion.CompletionOptions(**asdict(hints) | {"mode": mode})
     message = fill_request(completion.CompleteRequest(completion=made), gap, asked)
-    if "sampling" not in asked:
-        message.ClearField("sampling")
-    if "stopping" not in asked:
-        message.ClearField("stopping")
+    for name in ("sampling", "stopping"):
+        if name not in asked:
+            message.ClearField(name)
     return message
 
 
@@ -200,6 +198,4 @@ def _record(kind: type[Record], message: Any, **other: Any) -> Record:
 
 def _stop(m: pb.Finished | pb.Sample) -> str | int | None:
     which = m.WhichOneof("matched_stop")
-    if which is None:
-        return None
-    return m.stop_string if which == "stop_string" else m.stop_token_id
+    return None if which is None else getattr(m, which)
