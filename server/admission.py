@@ -394,19 +394,15 @@ class Admission:
         others = [stream for stream in self._streams if stream is not but]
         waiting = [stream for stream in others if not stream.started]
         places = sum(stream.samples_left for stream in waiting) + 1
-        measured_s = self._wait_for(others, places, [stream.request for stream in waiting])
+        measured_s = self._wait_for(others, places, sum(stream.request.tokens_to_read for stream in waiting))
         waited_s = max((now - stream.admitted_s for stream in waiting), default=0.0)
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
-    def _wait_for(self, others: Sequence[RequestStream], places: int, ahead: Sequence[Request]) -> float:
-        """Seconds, at the measured rates, until ``others`` leave ``places`` places and ``ahead`` are computed.
-
-        Places come free at the rate at which samples end; prompts are computed one after the other. The result is the
-        longer of the two waits.
-        """
+    def _wait_for(self, others: Sequence[RequestStream], places: int, tokens: int) -> float:
+        """Seconds, at the measured rates, until ``others`` leave ``places`` places and ``tokens`` of prompts are
+        computed: the longer of the two. Places come free at the rate at which samples end."""
         running = sum(stream.samples_left for stream in others if stream.started)
         missing = max(0, places - max(0, self._client.info.max_batch - running))
-        tokens = sum(request.tokens_to_read for request in ahead)
         return max(missing * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
@@ -443,7 +439,9 @@ class Admission:
         if not others:
             return
         ahead = [t.request for t in others if not t.started and t.request.priority >= request.priority]
-        wait_s = self._wait_for(others, sum(each.sampling.n for each in ahead) + request.sampling.n, ahead)
+        # The scheduler gives most of each chunk to the shortest prompts.
+        tokens = sum(min(each.tokens_to_read, request.tokens_to_read) for each in ahead)
+        wait_s = self._wait_for(others, sum(each.sampling.n for each in ahead) + request.sampling.n, tokens)
         needed_s = LATE_MARGIN * (wait_s + self._rates.own_s(request))
         if needed_s > request.deadline_s:
             # The part of the wait that exceeds the deadline, at most all of it.

@@ -327,6 +327,21 @@ async def test_a_request_that_cannot_meet_its_deadline_is_not_started() -> None:
         stream.close()
 
 
+async def test_long_prompts_that_wait_delay_a_short_one_by_its_own_length_each() -> None:
+    clock, client = Clock(), StubClient(max_batch=8)
+    doors = admission(client, clock)
+    await finish_some(doors, client, clock)
+    waiting = [doors.admit(ANYBODY, make_request(f"waits{i}", prompt=tuple(range(500)))) for i in range(2)]
+    one, needed_s = StoppingParams(max_tokens=1), 3 * 0.1  # a prompt of 10 tokens takes 0.1 s
+    request = make_request("short", deadline_s=needed_s * LATE_MARGIN + 0.01, prompt=tuple(range(10)), stopping=one)
+    doors.admit(ANYBODY, request).close()
+    with pytest.raises(LateError) as caught:
+        doors.admit(ANYBODY, make_request("long", deadline_s=14.0, prompt=tuple(range(500)), stopping=one))
+    assert caught.value.needed_s == pytest.approx(3 * 5.0 * LATE_MARGIN)
+    for stream in waiting:
+        stream.close()
+
+
 async def test_generated_answers_that_are_not_read_occupy_no_slot() -> None:
     clock, client = Clock(), StubClient(max_batch=2)
     doors = admission(client, clock)
