@@ -43,7 +43,7 @@ PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillReques
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
     """``message`` with all that is asked for, but the timeout, which is the call's; raises TypeError for an option that
     does not exist."""
-    if unknown := ", ".join(asked.keys() - GenerateOptions.__annotations__):
+    if unknown := ", ".join(sorted(asked.keys() - GenerateOptions.__annotations__)):
         raise TypeError(
             f"{unknown}: not among the options {', '.join(GenerateOptions.__annotations__)}; "
             "the fields of parameters go inside, as in stopping=StoppingParams(max_tokens=20)"
