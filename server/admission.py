@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -208,7 +209,7 @@ class Rates:
         """Seconds between ends of samples while there is work; None: unknown."""
         return self._interval.value
 
-    def prefill_s(self, tokens: int) -> float:
+    def prefill_s(self, tokens: float) -> float:
         """Seconds to compute prompts of ``tokens`` tokens at the recent cache hit rate; 0 while unknown."""
         return tokens * (self._computed.value or 0.0) * (self._prefill.value or 0.0)
 
@@ -387,23 +388,27 @@ class Admission:
         """The ``retry_after_s`` of a refusal: `forecast_s`, or a second where that is 0."""
         return self.forecast_s(but) or _UNKNOWN_RETRY_S
 
-    def forecast_s(self, but: RequestStream | None = None) -> float:
+    def forecast_s(self, but: RequestStream | None = None, tokens: float = math.inf) -> float:
         """Expected seconds until a request submitted now starts if ``but`` were not in flight; 0: at once. Before the
-        rates are known, at least the longest wait so far."""
+        rates are known, at least the longest wait so far. tokens: of its prompt, before which the scheduler computes
+        hardly more of each longer one."""
         now = self._clock()
         others = [stream for stream in self._streams if stream is not but]
         waiting = [stream for stream in others if not stream.started]
         places = sum(stream.samples_left for stream in waiting) + 1
-        measured_s = self._wait_for(others, places, sum(stream.request.tokens_to_read for stream in waiting))
+        measured_s = self._wait_for(others, places, [stream.request for stream in waiting], tokens)
         waited_s = max((now - stream.admitted_s for stream in waiting), default=0.0)
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
-    def _wait_for(self, others: Sequence[RequestStream], places: int, tokens: int) -> float:
-        """Seconds, at the measured rates, until ``others`` leave ``places`` places and ``tokens`` of prompts are
-        computed: the longer of the two. Places come free at the rate at which samples end."""
+    def _wait_for(self, others: Sequence[RequestStream], places: int, ahead: Sequence[Request], tokens: float) -> float:
+        """Seconds, at the measured rates, until ``others`` leave ``places`` places and as much of the prompts ``ahead``
+        is computed as is before one of ``tokens``: the longer of the two. Places come free at the rate at which samples
+        end. The scheduler gives most of each chunk to the shortest prompts.
+        """
         running = sum(stream.samples_left for stream in others if stream.started)
         missing = max(0, places - max(0, self._client.info.max_batch - running))
-        return max(missing * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
+        before = sum(min(request.tokens_to_read, tokens) for request in ahead)
+        return max(missing * (self._rates.interval_s or 0.0), self._rates.prefill_s(before))
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
         usage = self._usage.get(principal.name)
@@ -439,9 +444,8 @@ class Admission:
         if not others:
             return
         ahead = [t.request for t in others if not t.started and t.request.priority >= request.priority]
-        # The scheduler gives most of each chunk to the shortest prompts.
-        tokens = sum(min(each.tokens_to_read, request.tokens_to_read) for each in ahead)
-        wait_s = self._wait_for(others, sum(each.sampling.n for each in ahead) + request.sampling.n, tokens)
+        places = sum(each.sampling.n for each in ahead) + request.sampling.n
+        wait_s = self._wait_for(others, places, ahead, request.tokens_to_read)
         needed_s = LATE_MARGIN * (wait_s + self._rates.own_s(request))
         if needed_s > request.deadline_s:
             # The part of the wait that exceeds the deadline, at most all of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -338,6 +339,7 @@ async def test_long_prompts_that_wait_delay_a_short_one_by_its_own_length_each()
     with pytest.raises(LateError) as caught:
         doors.admit(ANYBODY, make_request("long", deadline_s=14.0, prompt=tuple(range(500)), stopping=one))
     assert caught.value.needed_s == pytest.approx(3 * 5.0 * LATE_MARGIN)
+    assert [doors.forecast_s(tokens=tokens) for tokens in (10, 500, math.inf)] == pytest.approx([0.2, 10.0, 10.0])
     for stream in waiting:
         stream.close()
 

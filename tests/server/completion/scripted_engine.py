@@ -38,10 +38,11 @@ class Machine:
 
     times: tuple[float, ...] = ()
     wait_s: float = 0.0
+    wait_token_s: float = 0.0  # of a prompt, per token
     in_flight: int = 0
 
-    def forecast_s(self) -> float:
-        return self.wait_s
+    def forecast_s(self, tokens: float) -> float:
+        return self.wait_s + self.wait_token_s * tokens
 
     @property
     def load(self) -> EngineLoad:

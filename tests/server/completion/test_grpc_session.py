@@ -303,7 +303,7 @@ class Draining:
     def __init__(self, gate: DrainGate) -> None:
         self._gate = gate
 
-    def forecast_s(self) -> float:
+    def forecast_s(self, tokens: float) -> float:
         return 0.0
 
     @property
