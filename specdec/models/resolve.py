@@ -144,10 +144,13 @@ def adapter_base(folder: Path) -> str | None:
         ModelError: the adapter names none, or its weights are in no safetensors file.
     """
     path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
-    if not os.path.exists(path) or not weights <= {_ADAPTER_WEIGHTS}:
+    if not os.path.exists(path) or (not weights <= {_ADAPTER_WEIGHTS} and (folder / "config.json").exists()):
         return None
-    if not weights:
-        raise ModelError(f"{folder}: holds an adapter without {_ADAPTER_WEIGHTS}; save it with PEFT's save_pretrained")
+    if weights != {_ADAPTER_WEIGHTS}:
+        found = ", ".join(sorted(weights - {_ADAPTER_WEIGHTS})) or "no weights"
+        raise ModelError(
+            f"{folder}: an adapter needs {_ADAPTER_WEIGHTS} and nothing beside it, found {found}; save it with PEFT"
+        )
     base = read_json(path).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path must name the adapter's base model, got {base!r}")

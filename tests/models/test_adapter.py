@@ -250,7 +250,17 @@ def test_an_incomplete_download(tiny: Callable[[str], Path], tmp_path: Path) -> 
     with pytest.raises(ModelError, match="truncated or corrupt"):
         load(adapter, tmp_path)
     (adapter / WEIGHTS).unlink()
-    with pytest.raises(ModelError, match=f"holds an adapter without {WEIGHTS}"):
+    with pytest.raises(ModelError, match=f"an adapter needs {WEIGHTS} and nothing beside it, found no weights"):
+        load(adapter, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapters.safetensors", "new_embeddings.safetensors"])  # of MLX, and of vLLM
+def test_files_of_other_libraries(name: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
+    shutil.copy(adapter / WEIGHTS, adapter / name)
+    if name.startswith("adapters"):
+        (adapter / WEIGHTS).unlink()
+    with pytest.raises(ModelError, match=f"an adapter needs {WEIGHTS} and nothing beside it, found {name}; save it"):
         load(adapter, tmp_path)
 
 
