@@ -174,7 +174,7 @@ def well_formed(where: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); fetch the model again") from None
+        raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); correct it or fetch it again") from None
 
 
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
@@ -212,7 +212,7 @@ def read_text_file(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
+        raise ModelError(f"{path}: cannot be read ({error}); correct it or fetch it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -227,9 +227,9 @@ def parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}); fetch the model again") from None
+        raise ModelError(f"{path}: cannot be read ({error}); correct it or fetch it again") from None
     if not isinstance(data, dict):
-        raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
+        raise ModelError(f"{path}: must hold a JSON object; correct it or fetch it again")
     return data
 
 

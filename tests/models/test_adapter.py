@@ -264,6 +264,15 @@ def test_files_of_other_libraries(name: str, tiny: Callable[[str], Path], tmp_pa
         load(adapter, tmp_path)
 
 
+def test_a_configuration_spoiled_by_hand(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = change(make_adapter(tiny("llama"), tmp_path / "tuned"), lora_alpha=[])
+    config = adapter / "adapter_config.json"
+    for text in (config.read_text(), config.read_text().replace('"', "'"), "[]"):
+        config.write_text(text)
+        with pytest.raises(ModelError, match=r"adapter_config\.json: .*; correct it or fetch it again"):
+            load(adapter, tmp_path)
+
+
 def test_its_base_has_to_be_here(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
     assert is_here(str(adapter), tmp_path)
