@@ -141,7 +141,7 @@ def adapter_base(folder: Path) -> str | None:
     """The base model that the adapter in ``folder`` names; None if there is no adapter, or a whole model beside it.
 
     Raises:
-        ModelError: the adapter names none, or its weights are in no safetensors file.
+        ModelError: the adapter names none, or its weights are not in the one file that PEFT writes.
     """
     path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
     if not os.path.exists(path) or (not weights <= {_ADAPTER_WEIGHTS} and (folder / "config.json").exists()):
