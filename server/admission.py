@@ -111,7 +111,7 @@ class KeyUsage:
         Raises:
             RateLimitedError: a limit is reached.
         """
-        for limit, bucket in self._buckets.items():
+        for limit, bucket in sorted(self._buckets.items()):
             if (wait_s := bucket.wait_s(now)) > 0:
                 raise RateLimitedError(self._name, limit, bucket.per_minute, wait_s)
 

@@ -14,7 +14,14 @@ from server.admission import Admission
 from server.auth.principal import current_caller
 from server.errors import ChatNotSupportedError
 from specdec.core.types import EngineInfo
-from specdec.errors import EngineDeadError, InvalidRequestError, ModelError, PromptTooLongError, QueueFullError
+from specdec.errors import (
+    LONGEST_HINT_S,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from specdec.models.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -63,7 +70,8 @@ class LargeTexts:
         """
         if self._characters and self._characters + characters > MOST_CHARACTERS:
             waiting = "characters of large texts to be turned into tokens"
-            raise QueueFullError(self._characters, self._characters / CHARACTERS_PER_S, waiting)
+            retry_s = min(self._characters / CHARACTERS_PER_S, LONGEST_HINT_S)  # there is room after each text
+            raise QueueFullError(self._characters, retry_s, waiting)
         self._characters += characters
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, encode)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from server.admission import run_requests
+from server.errors import GenerationFailedError
 from server.http.call import Call
 from server.json_body import write_line
 from specdec.core.types import (
@@ -145,9 +146,13 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None
 
 
 async def whole_answer(
-    call: Call, requests: Sequence[Request], *, most: int | None = None
+    call: Call, requests: Sequence[Request], *, most: int | None = None, all_or_none: bool = False
 ) -> tuple[list[Sample], Totals]:
-    """Every sample, finished and in order, and their sums; errors as in `answer`. most: as in `run_requests`."""
+    """Every sample, finished and in order, and their sums. most: as in `run_requests`.
+
+    Raises:
+        RequestError: as in `answer`, or with ``all_or_none`` a request was aborted.
+    """
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
     async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, most=most)) as events:
@@ -159,5 +164,7 @@ async def whole_answer(
                 sample.token_ids += event.token_ids
                 sample.logprobs += event.logprobs
             elif isinstance(event, Finished):
+                if all_or_none and event.reason is FinishReason.ABORTED:
+                    raise GenerationFailedError("ABORTED", "the request was aborted before its end")
                 samples[event.index].end = event
     return samples, totals

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import GenerationFailedError
 from server.http.answering import Sample, Totals, whole_answer
 from server.http.call import Call, Endpoint
 from server.http.fields import MODEL
@@ -34,7 +33,6 @@ from server.request_fields import (
 from server.served_model import ServedModel, Task
 from specdec.core.fields import MAX_LOGPROBS
 from specdec.core.types import (
-    FinishReason,
     OutputParams,
     Pooling,
     Request,
@@ -79,15 +77,8 @@ class RerankNotSupportedError(RequestError):
 
 
 async def _answers(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
-    """As `whole_answer`; at most `IN_FLIGHT` requests per place in the batch run at once.
-
-    Raises:
-        RequestError: as in `whole_answer`, or a request was aborted.
-    """
-    samples, totals = await whole_answer(call, requests, most=IN_FLIGHT * call.model.info.max_batch)
-    if any(sample.end.reason is FinishReason.ABORTED for sample in samples):
-        raise GenerationFailedError("ABORTED", "the request was aborted before its end")
-    return samples, totals
+    """As `whole_answer`, all or none; at most `IN_FLIGHT` requests per place in the batch run at once."""
+    return await whole_answer(call, requests, most=IN_FLIGHT * call.model.info.max_batch, all_or_none=True)
 
 
 def _options(fields: RequestFields) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import StoredBlocks, TensorSource, read_json, well_formed
 from specdec.models.hf import open_shards, readable
+from specdec.models.weights import linear_plans
 
 _WAY_OUT = "merge it (peft: merge_and_unload), and save the whole model"
 _TENSOR = re.compile(
@@ -93,9 +94,11 @@ class AdapterSource(TensorSource):
         return (role, "B") in self._names
 
     def _check_shapes(self) -> None:
+        plans = linear_plans(self.config)
+        shapes = {role: [rows, plan.columns] for plan in plans for role, rows in (*plan.parts, (plan.name, plan.rows))}
         for role in sorted({role for role, _ in self._names}):
             (rank, columns), (rows, inner) = (self._view(role, factor).get_shape() for factor in "AB")
-            shape = list(self._base.shape(role)) if self._base.has(role) else None
+            shape = shapes.get(role) if self._base.has(role) else None
             if [rows, columns] != shape or rank != inner or rank == 0:
                 raise ModelError(
                     f"{self._folder}: the factors of {role} are [{rank}, {columns}] and [{rows}, {inner}], which does "

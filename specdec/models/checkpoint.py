@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from specdec.errors import ModelError
+from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
 
@@ -71,10 +71,16 @@ class StoredBlocks:
 class FusedSource(TensorSource):
     """A source over one that holds q, k and v as the rows of one matrix, ``qkv``, and gate and up as those of
     ``gate_up``. The rows that are not rotated follow all others in a head of q or k there; here those of
-    `RopeConfig.rotated` begin each half."""
+    `RopeConfig.rotated` begin each half.
+
+    Raises:
+        UnsupportedModelError: such a matrix has a bias.
+    """
 
     def __init__(self, inner: TensorSource) -> None:
         self.inner, self.name, self.config = inner, inner.name, inner.config
+        if any(inner.has(f"layers.0.{whole}.bias") for whole in ("qkv", "gate_up")):
+            raise UnsupportedModelError(f"{inner.name}: biases of fused matrices are not supported; use another model")
         c = inner.config
         q, k, v, gate, up = c.q_size, c.kv_size, c.kv_size, c.intermediate_size, c.intermediate_size
         self._size = {"qkv": q + k + v, "gate_up": gate + up}

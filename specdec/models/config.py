@@ -116,8 +116,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_positive("the norms' epsilon", self.norm_eps)
         _check_positive("the context", self.max_context)
-        if (rotated := self.rope.rotated or self.head_dim) % 2 or not 0 < rotated <= self.head_dim:
-            raise ValueError(f"{rotated} of {self.head_dim} channels of a head cannot be rotated")
+        rotated, width = self.rope.rotated, self.head_dim
+        if rotated is not None and (rotated % 2 or width % 2 or not 0 < rotated <= width):
+            raise ValueError(f"{rotated} of {width} channels of a head cannot be rotated")
         _check_positive("a scale", self.attn_scale, self.embed_scale, self.logits_divisor)
         _check_positive("a sliding window", 1 if self.sliding_window is None else self.sliding_window)
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):

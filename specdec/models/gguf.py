@@ -204,7 +204,7 @@ _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
 _GEMMA_LOCAL_THETA = 10_000.0  # rotary base of sliding layers, if the file has none
 _SMOLLM3_PATTERN = 4  # every fourth layer has no rotary embedding; files do not say so
 _GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
-_MAGNITUDE = "rope.scaling.attn_factor"  # read for longrope
+_MAGNITUDE, _FACTORS = "rope.scaling.attn_factor", "rope_factors_short.weight"  # of longrope
 # Values of keys that change what a model computes; others are not supported
 _ONLY = {
     "attention.causal": True, "final_logit_softcapping": 0.0, _MAGNITUDE: 1.0, "rope.scaling.yarn_attn_factor": 1.0,
@@ -250,7 +250,8 @@ class _Reader:
                 "or one of qwen3moe"
             )
         for key, only in _ONLY.items():
-            if (value := self._get(key, only)) != only and (key, self.architecture) != (_MAGNITUDE, "phi3"):
+            read = key == _MAGNITUDE and _FACTORS in self.file.tensors
+            if (value := self._get(key, only)) != only and not read:
                 raise UnsupportedModelError(
                     f"{self.file.path}: '{self.architecture}.{key}' {value} is not supported; use another model"
                 )
@@ -343,11 +344,11 @@ class _Reader:
         return RopeConfig(theta, local, scaling, local_rotates=local_rotates, rotated=rotated)
 
     def _rope_scaling(self) -> tuple[str | float, ...] | None:
-        if (short := "rope_factors_short.weight") in self.file.tensors:
+        if _FACTORS in self.file.tensors:
             original, context = (
                 float(self._int(key)) for key in ("rope.scaling.original_context_length", "context_length")
             )
-            factors = self.file.rows(short, slice(None)).reshape(-1)
+            factors = self.file.rows(_FACTORS, slice(None)).reshape(-1)
             return longrope_scaling(factors, original, context, self._get(_MAGNITUDE))
         factor = float(self._get("rope.scaling.factor", self._get("rope.scale_linear", 0.0)))
         kind = self._get("rope.scaling.type", "linear")

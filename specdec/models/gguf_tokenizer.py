@@ -34,6 +34,8 @@ _END_OF_TURN = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
 )  # fmt: skip
 
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's special tokens
+
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
@@ -93,7 +95,8 @@ def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo
         tokenizer = _sentencepiece(file, tokens, types)
     else:
         raise UnsupportedModelError(f"{file.path}: tokenizer kind '{kind}' is not supported; use the model's HF folder")
-    _add_named(tokenizer, tokens, types)
+    strips = kind == "llama" and meta.get("general.architecture") == "phi3"
+    _add_named(tokenizer, tokens, types, strips=strips)
     # as llama.cpp takes it where the file does not say
     begins = kind == "llama" or meta.get("tokenizer.ggml.pre") in _IGNORE_MERGES
     info = _info(meta, tokens, types, begins=begins)
@@ -170,10 +173,18 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _add_named(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    named = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+def _add_named(tokenizer: Tokenizer, tokens: list[str], types: list[int], *, strips: bool) -> None:
+    """strips: drop the space behind such tokens, as Phi-3's own tokenizer does; files do not say so."""
     for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token, own in named if own == kind])
+        add(
+            [
+                AddedToken(
+                    token, normalized=False, special=kind == _CONTROL, rstrip=strips and token not in _UNSTRIPPED
+                )
+                for token, own in zip(tokens, types, strict=True)
+                if own == kind
+            ]
+        )
 
 
 def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: bool) -> TokenizerInfo:
@@ -206,7 +217,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 5  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 6  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:

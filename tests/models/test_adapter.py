@@ -105,6 +105,21 @@ def test_experts(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     assert torch.equal(changed.rows("layers.1.experts.4.gate", 0, 48), plain.rows("layers.1.experts.4.gate", 0, 48))
 
 
+@pytest.mark.parametrize("module", ["mlp.experts.99.gate_proj", "self_attn.qkv_proj"])
+def test_factors_of_matrices_that_the_base_has_not(module: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    base = tiny("qwen3_moe")
+    write_tiny_gguf(base, tmp_path / "base.gguf")
+    adapter = make_adapter(base, tmp_path / "tuned", target_modules=["q_proj"])
+    rows = 48 if "experts" in module else 256
+    new = {f"base_model.model.model.layers.1.{module}.lora_{f}.weight": torch.zeros(shape)
+           for f, shape in (("A", (2, 64)), ("B", (rows, 2)))}  # fmt: skip
+    change_tensors(adapter, lambda tensors: tensors.update(new))
+    for place in (base, tmp_path / "base.gguf"):
+        change(adapter, base_model_name_or_path=str(place))
+        with pytest.raises(ModelError, match=r"which does not fit .*, where it is missing"):
+            load(adapter, tmp_path)
+
+
 def test_a_hub_id_and_a_changed_adapter(
     tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,14 @@ def test_wrong_metadata_is_rejected(
         parse_gguf_config(file)
 
 
+def test_a_magnitude_without_factors_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("phi3"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    del file.tensors["rope_factors_short.weight"]
+    with pytest.raises(UnsupportedModelError, match=r"'phi3.rope.scaling.attn_factor' 1.125 is not supported"):
+        parse_gguf_config(file)
+
+
 @pytest.mark.parametrize("read", [load_model, measure_model])
 def test_unsupported_tensor_type_is_rejected(read: Callable[..., object], tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"

@@ -121,6 +121,7 @@ def test_values_of_config_json(name: str, value: Any, folder: Path) -> None:
         ("phi3", "rope_scaling", {"type": "su", "short_factor": [1.0] * 8}), ("phi3", "rope_scaling", {"type": "su"}),
         ("phi3", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.7}),
         ("phi3", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 1.5}),
+        ("phi3", "rope_parameters", {"rope_theta": 1e4, "partial_rotary_factor": 0.0}), ("phi3", "head_dim", 17),
     ],
 )  # fmt: skip
 def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny: Tiny, tmp_path: Path) -> None:
@@ -128,6 +129,14 @@ def test_numbers_that_no_model_can_have(family: str, name: str, value: Any, tiny
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     assert f"{folder}: config.json: holds a value of the wrong kind" in refusal(folder)
+
+
+def test_biases_of_fused_matrices(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("phi3"), tmp_path / "copy"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.qkv_proj.bias"] = torch.zeros(128)
+    (folder / "model.safetensors").write_bytes(save(tensors))
+    assert "biases of fused matrices are not supported" in refusal(folder)
 
 
 def test_fused_matrices_have_the_rows_of_their_parts(tiny: Tiny, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -58,9 +59,12 @@ def test_round_trip_is_bit_exact(dtype: Any, family: str, tiny: Tiny, tmp_path: 
     assert _same(first, second)
 
 
-def test_heads_that_are_not_supported_are_refused_before_packing(tmp_path: Path) -> None:
-    folder = str(make_tiny_model("qwen3", tmp_path / "wide", head_dim=512))
-    with pytest.raises(UnsupportedModelError, match="heads of 512"):
+@pytest.mark.parametrize("width", [512, 15])
+def test_heads_that_are_not_supported_are_refused_before_packing(width: int, tmp_path: Path) -> None:
+    folder = str(make_tiny_model("qwen3", tmp_path / "m"))
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"head_dim": width}))
+    with pytest.raises(UnsupportedModelError, match=f"heads of {width} .* heads must be even, at most 256 wide"):
         load_model(folder, dtype="fp32", cache_dir=tmp_path, progress=lambda *_: pytest.fail("packs it"))
 
 

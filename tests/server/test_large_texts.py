@@ -115,7 +115,7 @@ async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
         await asyncio.sleep(0.001)
     with pytest.raises(QueueFullError, match=f"{MOST_CHARACTERS} characters of large texts") as refused:
         await texts.run(1, lambda: encode(99))
-    assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 40.0)
+    assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 30.0)
     waiting[3].cancel()
     await asyncio.wait([waiting[3]])
     go_on.set()

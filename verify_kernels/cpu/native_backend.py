@@ -82,7 +82,7 @@ _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
 
 class NativeBackend:
-    """C++ kernels: one call per fused layer, with argument records and buffers that are made once.
+    """C++ kernels: one call for all layers that are bound together, by records and with buffers that are made once.
 
     ``library`` is what `load_library` returned.
     """
@@ -189,7 +189,7 @@ class NativeBackend:
         )  # fmt: skip
 
     def _batch_args(self, batch: ForwardBatch) -> BatchArgs:
-        if self._batch is None or self._batch[0] is not batch:  # the first layer converts, the others reuse
+        if self._batch is None or self._batch[0] is not batch:  # converted once for all runs of layers
             args = BatchArgs(
                 rows=batch.rows, entries=batch.entry_ctx.shape[0], max_pages=batch.page_table.shape[1],
                 entry_start=batch.entry_start.ctypes.data, entry_ctx=batch.entry_ctx.ctypes.data,

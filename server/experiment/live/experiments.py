@@ -136,7 +136,7 @@ class Experiments:
                 _LOG.warning("experiment %s keeps its original plan; %s has changed", name, source)
             return
         ended = await self._state(folder)
-        if folder.exists and ended.state != "running" and ended.at:  # a start that was killed noted no state
+        if folder.exists and ended.state != "running" and ended.at:  # a start that was killed or failed noted no state
             _LOG.info("experiment %s has %s and is not started again: %s", name, ended.state, ended.reason)
             return
         await self._start(text, source)

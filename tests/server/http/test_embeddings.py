@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 
-from server.http.embeddings import MAX_INPUTS
+from server.http.embeddings import IN_FLIGHT, MAX_INPUTS
 from server.serving import Serving
 from specdec.core.types import Pooling, Request
 from tests.fake_engine import CHAT, EMBEDDER, EMBEDDING_SIZE, RERANKER, SEVERAL, embedding_of
@@ -90,6 +92,7 @@ def test_dimensions_and_base64(server: Server, size: int) -> None:
     [
         (EMBED, {}, "input"), (EMBED, {"input": []}, "input"), (EMBED, {"input": ""}, "input"),
         (EMBED, {"input": ["a", ""]}, "input[1]"), (EMBED, {"input": ["a", 5]}, "input"),
+        (RERANK, {"query": "q", "documents": ["a"] * (MAX_INPUTS + 1)}, "documents"),
         (EMBED, {"input": ["a"] * (MAX_INPUTS + 1)}, "input"), (EMBED, {"input": [1 << 30]}, "input"),
         (EMBED, {"input": "x" * 2000}, "input"),
         (EMBED, {"input": "a", "dimensions": 0}, "dimensions"),
@@ -155,6 +158,25 @@ def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
     (embedder,) = (model for model in server.serving.models if model.name == "embed")
     with pytest.raises(Exception, match="timed out"):
         server.client.post(EMBED, json={"input": ["a"] * 20, "cache_salt": "mute"}, timeout=0.3)
+    assert server.comes_to(lambda: embedder.client.in_flight == 0)
+
+
+def test_few_of_a_call_run_at_once_and_one_that_is_aborted_ends_all(server: Server) -> None:
+    (embedder,) = (model for model in server.serving.models if model.name == "embed")
+    most = IN_FLIGHT * embedder.info.max_batch
+
+    async def abort() -> bool:
+        return embedder.client.abort("embd-aborted-0")
+
+    def post() -> httpx.Response:
+        asked = {"input": ["a"] * (most + 20), "cache_salt": "mute"}
+        return server.client.post(EMBED, json=asked, headers={"x-request-id": "aborted"})
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post)
+        assert server.comes_to(lambda: embedder.client.in_flight == most)
+        assert server.run(abort())
+        assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (500, "aborted")
     assert server.comes_to(lambda: embedder.client.in_flight == 0)
 
 
