@@ -179,6 +179,10 @@ class _OneLine(logging.Formatter):
         return super().format(record).replace("\n", LINE_BREAK)
 
 
+SWITCH_INTERVAL_S = 0.0005
+"""The longest wait of a step for the interpreter while a thread, such as one that loads a draft model, computes in
+Python. A step waits after every forward and sampling; by Python's default ten times as long."""
+
 DEFAULT_FACTORY = "specdec.engine.build:build_served_engine"
 EngineFactory = Callable[[EngineConfig, Progress], "Engine"]
 
@@ -196,6 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     _leave_signals_to_the_parent()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
         # Not model_validate_json, which refuses the defaults that are paths.
