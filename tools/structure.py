@@ -18,8 +18,8 @@ PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
 SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
-    "modules": 331,
-    "lines": 80_285,
+    "modules": 330,
+    "lines": 80_278,
     "largest": 700,
     "cycle": 0,
 }
