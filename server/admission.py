@@ -390,8 +390,7 @@ class Admission:
 
     def forecast_s(self, but: RequestStream | None = None, tokens: float = math.inf) -> float:
         """Expected seconds until a request submitted now starts if ``but`` were not in flight; 0: at once. Before the
-        rates are known, at least the longest wait so far. tokens: of its prompt, before which the scheduler computes
-        hardly more of each longer one."""
+        rates are known, at least the longest wait so far. tokens: its prompt's length; by default it comes last."""
         now = self._clock()
         others = [stream for stream in self._streams if stream is not but]
         waiting = [stream for stream in others if not stream.started]
@@ -401,10 +400,11 @@ class Admission:
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
     def _wait_for(self, others: Sequence[RequestStream], places: int, ahead: Sequence[Request], tokens: float) -> float:
-        """Seconds, at the measured rates, until ``others`` leave ``places`` places and as much of the prompts ``ahead``
-        is computed as is before one of ``tokens``: the longer of the two. Places come free at the rate at which samples
-        end. The scheduler gives most of each chunk to the shortest prompts.
-        """
+        """Seconds, at the measured rates, until a prompt of ``tokens`` can start: until ``others`` leave ``places``
+        places, and the scheduler has computed what comes before it of the prompts ``ahead``.
+
+        Places come free at the rate at which samples end. The scheduler gives most of each chunk to the shortest
+        prompts, so of a longer prompt only ``tokens`` come before. The result is the longer of the two waits."""
         running = sum(stream.samples_left for stream in others if stream.started)
         missing = max(0, places - max(0, self._client.info.max_batch - running))
         before = sum(min(request.tokens_to_read, tokens) for request in ahead)
