@@ -386,9 +386,9 @@ class Admission:
 
     def wait_s(self, but: RequestStream | None = None) -> float:
         """The ``retry_after_s`` of a refusal: `forecast_s`, or a second where that is 0."""
-        return self.forecast_s(but) or _UNKNOWN_RETRY_S
+        return self.forecast_s(but=but) or _UNKNOWN_RETRY_S
 
-    def forecast_s(self, but: RequestStream | None = None, tokens: float = math.inf) -> float:
+    def forecast_s(self, tokens: float = math.inf, but: RequestStream | None = None) -> float:
         """Expected seconds until a request submitted now starts if ``but`` were not in flight; 0: at once. Before the
         rates are known, at least the longest wait so far. tokens: its prompt's length; by default it comes last."""
         now = self._clock()

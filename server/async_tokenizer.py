@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 LARGE_CHARACTERS = 1 << 14  # encoding takes about 10 ms
 MOST_CHARACTERS = 1 << 26  # of all waiting texts; encoding takes about 40 s
-CHARACTERS_PER_S = MOST_CHARACTERS / 40
+CHARACTERS_PER_S = MOST_CHARACTERS / 40  # that are encoded
 _NICENESS = 10
 
 

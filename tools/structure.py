@@ -19,7 +19,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 330,
-    "lines": 80_278,
+    "lines": 80_276,
     "largest": 700,
     "cycle": 0,
 }

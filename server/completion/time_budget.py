@@ -93,10 +93,10 @@ def cached_tokens(prompts: Iterable[tuple[int, ...]], ids: tuple[int, ...]) -> i
 class Objective:
     """The time to first token that a request asks for, and what decides about its prompt at that moment."""
 
-    allowed_ms: float
+    allowed_ms: float  # from now on
     times: tuple[float, ...]  # by k: expected milliseconds of 4^k prompt tokens; empty: unknown
     known: tuple[tuple[int, ...], ...]  # prompts in the prefix cache
-    wait_ms: Callable[[int], float] = lambda tokens: 0.0  # of a prompt with so many tokens to compute, in the queue
+    wait_s: Callable[[float], float] = lambda tokens: 0.0  # in the queue, by the tokens that the engine must compute
 
     def choose(self, pack: Callable[[int], PackedPrompt], largest: int) -> PackedPrompt:
         """The prompt of the largest of `budgets` that is expected to give its first text in time, or of the smallest.
@@ -113,7 +113,7 @@ class Objective:
             cached = cached_tokens(self.known, prompt.ids)
             more = max(1, len(prompt.ids) - cached)
             fits = expected_ms(self.times, more) + prompt.n_healing_tokens * expected_ms(self.times, 1)
-            fits += self.wait_ms(more)
+            fits += 1e3 * self.wait_s(more)
             if fits <= self.allowed_ms and cached >= WARM_SHARE * len(prompt.ids):
                 return prompt
             if fits <= self.allowed_ms and chosen is None:
@@ -154,10 +154,7 @@ class TimeBudget:
         """The objective of a request that is submitted now; None: it has none. owner: scope of the prefix cache."""
         if ttft_ms is None:
             return None
-        forecast_s = self.admission.forecast_s
-        return Objective(
-            ttft_ms, self._times(), self.computed.of(owner), lambda tokens: forecast_s(tokens=tokens) * 1e3
-        )
+        return Objective(ttft_ms, self._times(), self.computed.of(owner), self.admission.forecast_s)
 
     def part(self) -> int:
         """Tokens of a part of a prompt that is read ahead."""

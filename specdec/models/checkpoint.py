@@ -69,9 +69,9 @@ class StoredBlocks:
 
 
 class FusedSource(TensorSource):
-    """A source over one that holds q, k and v as the rows of one matrix, ``qkv``, and gate and up as those of
-    ``gate_up``. The rows that are not rotated follow all others in a head of q or k there; here those of
-    `RopeConfig.rotated` begin each half.
+    """A source over ``inner``, which holds q, k and v as rows of one matrix, ``qkv``, and gate and up as rows of
+    ``gate_up``. In each head of q and k, ``inner`` has the rotated rows before the others; here each half of a head
+    begins with half of the rotated ones (`RopeConfig.rotated`).
 
     Raises:
         UnsupportedModelError: such a matrix has a bias.
@@ -83,7 +83,6 @@ class FusedSource(TensorSource):
             raise UnsupportedModelError(f"{inner.name}: biases of fused matrices are not supported; use another model")
         c = inner.config
         q, k, v, gate, up = c.q_size, c.kv_size, c.kv_size, c.intermediate_size, c.intermediate_size
-        self._size = {"qkv": q + k + v, "gate_up": gate + up}
         self._rows = {
             "q": ("qkv", self._heads(0, q)),
             "k": ("qkv", self._heads(q, k)),
@@ -93,6 +92,7 @@ class FusedSource(TensorSource):
         }
 
     def _heads(self, start: int, size: int) -> np.ndarray:
+        """The rows [start, start + size) of the fused matrix, which are whole heads, in our order."""
         rotated, rest = np.split(np.arange(self.config.head_dim), [self.config.rope.rotated or self.config.head_dim])
         halves = zip(np.split(rotated, 2), np.split(rest, 2), strict=True)
         order = np.concatenate([part for half in halves for part in half])
@@ -106,7 +106,7 @@ class FusedSource(TensorSource):
         shape = self.inner.shape(whole)
         if rows is None:
             return shape
-        if shape[0] != (size := self._size[whole.rpartition(".")[2]]):
+        if shape[0] != (size := sum(len(own) for name, own in self._rows.values() if whole.endswith(name))):
             raise ModelError(
                 f"{self.name}: {whole} has {shape[0]} rows, its parts have {size}; the file is damaged, fetch it again"
             )

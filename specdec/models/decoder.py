@@ -225,8 +225,8 @@ class Decoder:
         )
 
     def _bind_layers(self) -> list[tuple[list[Tensor], BoundLayers]]:
-        """Runs of layers. A run ends before a layer whose input is kept; the columns of ``aux_hidden_states`` that
-        keep it stand with the next run."""
+        """Layers in runs, which are bound together. A run begins at each layer whose input is kept, and stands with the
+        columns of ``aux_hidden_states`` that keep it."""
         width, kept, layers = self.config.hidden_size, self.aux_hidden_states, self.weights.layers
         starts, runs = sorted({0, *self.aux_layers}), []
         for start, end in pairwise([*starts, len(layers)]):

@@ -250,8 +250,8 @@ class _Reader:
                 "or one of qwen3moe"
             )
         for key, only in _ONLY.items():
-            read = key == _MAGNITUDE and _FACTORS in self.file.tensors
-            if (value := self._get(key, only)) != only and not read:
+            is_read = key == _MAGNITUDE and _FACTORS in self.file.tensors
+            if (value := self._get(key, only)) != only and not is_read:
                 raise UnsupportedModelError(
                     f"{self.file.path}: '{self.architecture}.{key}' {value} is not supported; use another model"
                 )
@@ -263,11 +263,12 @@ class _Reader:
         layers = self._int("block_count", most=MAX_LAYERS)
         head_dim = self._int("attention.key_length", hidden // heads)
         rotated = self._int("rope.dimension_count", head_dim)
-        whole = self.architecture == "phi3" or rotated in (head_dim, hidden // heads)
-        if self._int("attention.value_length", head_dim) != head_dim or not whole:
+        partial = rotated if self.architecture == "phi3" else None
+        unequal = partial is None and rotated not in (head_dim, hidden // heads)
+        if unequal or self._int("attention.value_length", head_dim) != head_dim:
             raise UnsupportedModelError(f"{self.file.path}: keys, values and rotary part must have equal lengths")
         window, local = self._layers(layers)
-        rope = self._rope(rotated if self.architecture == "phi3" else None)
+        rope = self._rope(partial)
         scale_dim = hidden / heads if self.architecture == "gemma3" and layers == _GEMMA_27B_LAYERS else head_dim
         positions_scale = self._get("attention.temperature_scale")  # queries, beyond the original context
         config = ModelConfig(

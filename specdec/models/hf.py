@@ -384,7 +384,7 @@ class _Reader:
         return RopeConfig(float(theta), None, scaling, local_rotates=self.family != "smollm3")
 
     def _longrope(self, given: dict[str, Any]) -> tuple[str | float, ...] | None:
-        if given.get("rope_type", given.get("type", "default")) not in ("longrope", "su", "yarn"):  # three names of one
+        if given.get("rope_type", given.get("type", "default")) not in ("longrope", "su", "yarn"):  # all its names
             return _scaling(given, self.name)
         context = self._int("max_position_embeddings")
         original = given.get("original_max_position_embeddings", self._int("original_max_position_embeddings", context))

@@ -106,7 +106,7 @@ def test_experts(tiny: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["mlp.experts.99.gate_proj", "self_attn.qkv_proj"])
-def test_factors_of_matrices_that_the_base_has_not(module: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_factors_of_matrices_that_the_base_lacks(module: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
     base = tiny("qwen3_moe")
     write_tiny_gguf(base, tmp_path / "base.gguf")
     adapter = make_adapter(base, tmp_path / "tuned", target_modules=["q_proj"])

@@ -42,20 +42,24 @@ def run_in_chunks(decoder: Decoder, tokens: list[int], sizes: list[int]) -> torc
     return torch.cat(out)
 
 
+def check_logits(decoder: Decoder, folder: Path, sizes: list[int]) -> None:
+    """Check the logits of a random text, fed in chunks of ``sizes``, against those of transformers."""
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    got = run_in_chunks(decoder, tokens, sizes)
+    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend_name", ["native", "reference"])
 def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Path) -> None:
     folder = make_tiny_model(family, tmp_path / family)
     backend = native_backend() if backend_name == "native" else ReferenceBackend(1)
     decoder = make_decoder(folder, tmp_path / "cache", backend)
-    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = oracle(torch.tensor([tokens])).logits[0]
-    got = run_in_chunks(decoder, tokens, [1, 63, 20])
-    error = torch.linalg.norm(got - expected) / torch.linalg.norm(expected)
-    assert error <= 1e-4
-    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+    check_logits(decoder, folder, [1, 63, 20])
 
 
 @pytest.mark.parametrize(
@@ -72,12 +76,7 @@ def test_yarn_equals_transformers(given: dict[str, float], tmp_path: Path) -> No
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, **given}
     folder = make_tiny_model("qwen3", tmp_path / "m", rope_parameters=yarn, head_dim=64)
     decoder = make_decoder(folder, tmp_path / "cache", native_backend())
-    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = oracle(torch.tensor([tokens])).logits[0]
-    got = run_in_chunks(decoder, tokens, [64])
-    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+    check_logits(decoder, folder, [64])
 
 
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.3, 3.0], "long_factor": [1.0] * 6}
@@ -102,12 +101,7 @@ def test_phi_equals_transformers(scaling: dict[str, Any] | None, sizes: dict[str
     config |= {"partial_rotary_factor": rope["partial_rotary_factor"], "original_max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
     decoder = make_decoder(folder, tmp_path / "cache", native_backend())
-    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = oracle(torch.tensor([tokens])).logits[0]
-    got = run_in_chunks(decoder, tokens, [64])
-    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+    check_logits(decoder, folder, [64])
     assert decoder.config.max_context == (2048 if scaling is None else 512)
 
 

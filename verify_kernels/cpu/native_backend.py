@@ -82,7 +82,7 @@ _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
 
 class NativeBackend:
-    """C++ kernels: one call for all layers that are bound together, by records and with buffers that are made once.
+    """C++ kernels. Layers that are bound together run in one call; their records and buffers are made once.
 
     ``library`` is what `load_library` returned.
     """

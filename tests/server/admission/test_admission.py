@@ -86,6 +86,16 @@ async def test_requests_per_minute() -> None:
     doors.admit(who, make_request()).close()
 
 
+async def test_of_two_limits_that_are_used_up_requests_are_named() -> None:
+    clock, client = Clock(), StubClient()
+    doors = admission(client, clock)
+    doors.admit(principal(tokens_per_minute=1), make_request()).close()
+    doors.admit(principal(tokens_per_minute=100, requests_per_minute=1), make_request()).close()  # added by a reload
+    with pytest.raises(RateLimitedError) as caught:
+        doors.admit(principal(tokens_per_minute=1, requests_per_minute=1), make_request())
+    assert caught.value.limit == "requests_per_minute"
+
+
 async def test_tokens_per_minute_count_prompt_and_output() -> None:
     clock, client = Clock(), StubClient()
     doors, who = admission(client, clock), principal(tokens_per_minute=60)
@@ -339,7 +349,7 @@ async def test_long_prompts_that_wait_delay_a_short_one_by_its_own_length_each()
     with pytest.raises(LateError) as caught:
         doors.admit(ANYBODY, make_request("long", deadline_s=14.0, prompt=tuple(range(500)), stopping=one))
     assert caught.value.needed_s == pytest.approx(3 * 5.0 * LATE_MARGIN)
-    assert [doors.forecast_s(tokens=tokens) for tokens in (10, 500, math.inf)] == pytest.approx([0.2, 10.0, 10.0])
+    assert [doors.forecast_s(tokens) for tokens in (10, 500, math.inf)] == pytest.approx([0.2, 10.0, 10.0])
     for stream in waiting:
         stream.close()
 

@@ -1,5 +1,5 @@
-// Bound layers, one after the other, in one call. Called from Python one by one, a forward of 30 layers would make 150
-// calls, between which the other threads wait.
+// Bound layers, one after the other, in one call. If Python called each, a forward of 30 layers would take 150 calls,
+// between which the other threads wait.
 #include "attention.h"
 #include "linear.h"
 
