@@ -253,6 +253,7 @@ def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
         ("llama.attention.causal", False, UnsupportedModelError, "'llama.attention.causal' False"),
         ("llama.final_logit_softcapping", 30.0, UnsupportedModelError, "'llama.final_logit_softcapping' 30.0"),
         ("llama.attention.value_length", 8, UnsupportedModelError, "equal lengths"),
+        ("llama.rope.dimension_count", 8, UnsupportedModelError, "equal lengths"),
         ("llama.attention.head_count_kv", [1, 2], UnsupportedModelError, "differs between layers"),
         ("llama.block_count", None, ModelError, "'llama.block_count' must be a positive integer"),
     ],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.admission import LATE_MARGIN
-from server.auth.principal import ANYBODY, Principal
+from server.admission import LATE_MARGIN, KeyUsage
+from server.auth.principal import ANYBODY, Limits, Principal
 from server.errors import DeadlinePassedError, LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from server.http.errors import refusal_of
 from specdec.core.types import (
@@ -86,13 +86,16 @@ async def test_requests_per_minute() -> None:
     doors.admit(who, make_request()).close()
 
 
-async def test_of_two_limits_that_are_used_up_requests_are_named() -> None:
-    clock, client = Clock(), StubClient()
-    doors = admission(client, clock)
-    doors.admit(principal(tokens_per_minute=1), make_request()).close()
-    doors.admit(principal(tokens_per_minute=100, requests_per_minute=1), make_request()).close()  # added by a reload
+def test_of_two_limits_that_are_used_up_requests_are_named() -> None:
+    usage = KeyUsage("key")
+    for limits in (
+        Limits(tokens_per_minute=1),
+        Limits(tokens_per_minute=1, requests_per_minute=1),
+    ):  # added by a reload
+        usage.apply(limits, 0.0)
+    usage.begin(5, 0.0)
     with pytest.raises(RateLimitedError) as caught:
-        doors.admit(principal(tokens_per_minute=1, requests_per_minute=1), make_request())
+        usage.check_rate(0.0)
     assert caught.value.limit == "requests_per_minute"
 
 
