@@ -168,7 +168,7 @@ class Estimates:
 
         Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them.
         """
-        params = self.params
+        params, before = self.params, self.verify.slowdown
         if not step.prefill_rows:
             self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         elif outcome.verify_ms > 0.0:  # it was measured
@@ -182,6 +182,9 @@ class Estimates:
             for name in self.costs
             if (work := step.drafted.get(name)) is not None and (work.levels or work.prefilled)
         }
+        for name, costs in self.costs.items():
+            if name not in worked:
+                costs.level.follow(before, self.verify.slowdown)
         if not worked:
             if lookups:
                 self.lookup_ms += params.average_weight * (left_ms / lookups - self.lookup_ms)

@@ -71,6 +71,22 @@ def test_a_lasting_change_of_speed_is_followed_soon(factor: float) -> None:
         assert table.ms(rows) == pytest.approx(flat().ms(rows) + change, rel=0.2)
 
 
+def test_a_forward_that_does_not_run_follows_the_speed_of_one_that_does() -> None:
+    """Memory becomes slower for both, then faster while only one is timed."""
+    table, idle = flat(), flat(3.0)
+    for _ in range(40):
+        table.observe(1, 0, 1.5 * flat().ms(1))
+        idle.observe(1, 0, 1.8 * flat(3.0).ms(1))
+    dearer = idle.ms(1) / table.ms(1)
+    for _ in range(40):
+        before = table.slowdown
+        table.observe(1, 0, flat().ms(1))
+        idle.follow(before, table.slowdown)
+    assert table.ms(1) == pytest.approx(flat().ms(1), rel=0.1)
+    assert idle.ms(1) / table.ms(1) == pytest.approx(dearer)
+    assert idle.ms(64) > idle.ms(1)
+
+
 def test_contexts_are_interpolated_and_extrapolated_in_proportion() -> None:
     table = CostTable([1, 8], [0, 1024], [[10.0, 12.0], [20.0, 32.0]])
     assert table.ms(1, 512) == pytest.approx(15.0)

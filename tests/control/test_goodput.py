@@ -266,6 +266,35 @@ def test_temporary_slowdowns_of_the_machine_are_tolerated(skill: tuple[tuple[flo
     assert tally.rate >= least * plain(made) / slowed
 
 
+def test_bug_a_draft_model_that_rested_at_the_end_of_a_slow_spell_drafts_again() -> None:
+    """The draft model is last timed while all takes four times as long. Then a lookup drafter holds the whole text,
+    until the machine has recovered. If a level still seemed as dear as then, the draft model would stay off."""
+
+    class Texts(World):
+        copied = False
+
+        def rank(self, drafter: Skilled, sequence: int, position: int) -> tuple[int, float]:
+            rank, chance = super().rank(drafter, sequence, position)
+            return (0 if self.copied else -1) if drafter.name == "look" else rank, chance
+
+    factor = 1.0
+    look = Skilled("look", (0.95,), (0.95,), claims=0.5)
+    model = Skilled("m", (0.8,), (0.7,), level_ms=lambda rows: 9 + 1.5 * (rows - 1))
+    made = Texts([look, model], lambda rows: 45 + 2.5 * (rows - 1))
+    simulation = Simulation(made, machine=lambda step: (factor, factor, factor), lengths=(60, 128))
+    simulation.run(250)
+    factor = 4.0
+    assert simulation.run(12).active["m"] > 8
+    made.copied = True
+    simulation.run(60)
+    factor = 1.0
+    assert "m" not in simulation.run(60).active
+    made.copied = False
+    tally = simulation.run(100)
+    assert tally.active["m"] > 50
+    assert tally.rate > 1.2 * plain(made)
+
+
 def test_in_a_batch_of_eight_only_the_sequences_that_gain_are_drafted_for() -> None:
     """The draft model is right about every other sequence, and the lookup drafter about nothing."""
 

@@ -48,6 +48,11 @@ class MachineSpeed:
         self._var_rows = var_rows - rows * rows / total
         self._covariance = covariance - reading * rows / total
 
+    def follow(self, reading: float, rows: float) -> None:
+        """Change by the factors by which another forward's times on this machine changed."""
+        self.reading = self._bounded((1.0 + self.reading) * reading - 1.0)
+        self.rows = self._bounded((1.0 + self.rows) * rows - 1.0)
+
     def _bounded(self, speed: float) -> float:
         return max(self._params.min_speed, min(self._params.max_speed, speed))
 
@@ -164,6 +169,20 @@ class CostTable:
         more = max(self._at_rows(grid, self._padded(rows)) - grid[0], 0.0)
         self._speed.observe(grid[0], more, expected, surprise)
         self._present.clear()
+
+    @property
+    def slowdown(self) -> tuple[float, float]:
+        """Present over measured time of the first row, and of further rows."""
+        return 1.0 + self._speed.reading, 1.0 + self._speed.rows
+
+    def follow(self, before: tuple[float, float], now: tuple[float, float]) -> None:
+        """Change as the table of another forward did, since this one did not run.
+
+        before, now: `slowdown` of that table before and after its observation.
+        """
+        if now != before:
+            self._speed.follow(now[0] / before[0], now[1] / before[1])
+            self._present.clear()
 
     def scale_to(self, rows: int, context: float, ms: float) -> None:
         """Scale the grid so that a forward of this size costs ``ms``."""
