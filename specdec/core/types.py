@@ -72,8 +72,8 @@ class SamplingParams:
     )
     """At 0 the lowest id wins ties."""
     top_k: int = param(0, Int(0, INT31, "must be 0 (off) or positive, and below 2^31", off=-1), "0 and -1: off.")
-    top_p: float = param(1.0, Number(0.0, 1.0, "must lie in (0, 1]", above=True))
-    """1 is off."""
+    top_p: float = param(1.0, Number(0.0, 1.0))
+    """1 is off; 0 leaves the most likely token."""
     min_p: float = param(0.0, Number(0.0, 1.0))
     """0 is off."""
     repetition_penalty: float = param(1.0, Number(1e-3, 1e3))

@@ -278,7 +278,7 @@ def test_an_error_names_every_field_and_affects_no_other_request() -> None:
     bad = request(
         "bad",
         prompt=(1, 9999),
-        sampling=SamplingParams(temperature=float("nan"), top_p=0.0, n=99, seed=-1),
+        sampling=SamplingParams(temperature=float("nan"), top_p=1.5, n=99, seed=-1),
         speculation=SpeculationParams(max_nodes=64, drafters=("psychic",)),
     )
     with pytest.raises(InvalidRequestError) as caught:

@@ -29,7 +29,7 @@ samplings = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 5, 50]),
-    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3, 0.0]),
     min_p=st.sampled_from([0.0, 0.1]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     presence_penalty=st.sampled_from([0.0, 0.7]),

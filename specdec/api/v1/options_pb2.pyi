@@ -219,7 +219,7 @@ class SamplingOptions(_message.Message):
     temperature: _builtins.float
     """0 is greedy. Default 1, range 0 to 100."""
     top_p: _builtins.float
-    """Default 1 (off), range (0, 1]."""
+    """Default 1 (off), range 0 to 1. 0 leaves the most likely token."""
     top_k: _builtins.int
     """Default 0 (off)."""
     min_p: _builtins.float
