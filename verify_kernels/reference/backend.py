@@ -112,12 +112,12 @@ def _product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
         return lambda x: block_linear(x[:, order], matrix)
     weight = unpack_linear(packed)
 
-    def product(x: Tensor) -> Tensor:
+    def product(row: Tensor) -> Tensor:
         if packed.kind == "int8":
-            x = rotate(fake_quantise(rotate(x)))
-        return torch.stack([torch.mv(weight, row) for row in x])
+            row = rotate(fake_quantise(rotate(row)))
+        return torch.mv(weight, row)
 
-    return product
+    return lambda x: torch.stack([product(row) for row in x])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,7 +126,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def fake_quantise(x: Tensor) -> Tensor:
-    """What ``x`` [rows, k] is after int8 rounding with one scale per row and 256 channels."""
+    """What ``x`` [..., k] is after int8 rounding with one scale per row and 256 channels."""
     parts: list[Tensor] = []
     for part in x.split(CHUNK_K, dim=-1):
         peak = part.abs().amax(-1, keepdim=True)
