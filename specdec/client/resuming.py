@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import grpc
 
@@ -46,10 +44,11 @@ class ResumableStream:
     Its events are those of an unbroken stream: one Started, every token and character once, one Finished per sample,
     whose statistics and timings cover only the last part.
 
-    A stream resumes only on a server with the same numeric fingerprint, and with the same seed. Each sample resumes by
-    a call of its own; the ids of the second and later ones end with ``~`` and the sample's index. If the server still
-    runs the broken call, ``~`` is appended to the id. Only the first call carries the ``supersedes_key``, because the
-    calls would otherwise supersede each other; if it is superseded, all end.
+    A stream resumes only on a server with the same numeric fingerprint, and with the same seed. Its samples resume one
+    after the other, so that they need no more of the key's ``max_concurrent`` places than the unbroken stream. Each
+    resumes by a call of its own; the ids of the second and later ones end with ``~`` and the sample's index. If the
+    server still runs the broken call, ``~`` is appended to the id. Only the first call carries the ``supersedes_key``:
+    a later one could end a newer request that has it.
     """
 
     def __init__(self, connection: Connection, method: Method, message: Message, timeout_s: float | None) -> None:
@@ -57,8 +56,6 @@ class ResumableStream:
         self._began_s, self._until = time.monotonic(), end_of(timeout_s)
         self._first_token_s: float | None = None
         self._started: Started | None = None
-        self._open_calls = 0  # each for the rest of a sample; those that the server has queued count too
-        self._place_given_back = asyncio.Event()  # the next end of an open call that may have had a place at the server
 
     async def events(self) -> AsyncGenerator[RequestEvent, None]:
         """The events; close it to cancel the request.
@@ -90,10 +87,10 @@ class ResumableStream:
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
         received = (samples.get(index) or _Received(index) for index in range(n_samples))
         missing = [had for had in received if not had.finished]
-        calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped) for had in missing]
-        async with aclosing(_merged(calls)) as rest:
-            async for event in rest:
-                yield event
+        for had in missing:
+            async with aclosing(self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped)) as rest:
+                async for event in rest:
+                    yield event
 
     async def _rest(self, had: _Received, suffix: str, stopped: int) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
@@ -101,9 +98,9 @@ class ResumableStream:
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began, place_given_back = len(had.tokens), False, self._place_given_back
+            known, began = len(had.tokens), False
             try:
-                async with aclosing(self._counted_call(self._resumed(had, suffix, first), retry, stopped)) as events:
+                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
                     async for event in events:
                         began = True
                         if isinstance(event, Started):
@@ -120,9 +117,6 @@ class ResumableStream:
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
                     return
-                if _has_no_place(error) and (self._open_calls or place_given_back.is_set()):
-                    await place_given_back.wait()  # other samples take the key's places
-                    continue
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call
@@ -135,25 +129,6 @@ class ResumableStream:
                 if cut is None or not began:
                     raise  # it is refused, or the policy allows no further try
                 await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
-
-    async def _counted_call(
-        self, message: Message, retry: RetryPolicy, stopped: int
-    ) -> AsyncGenerator[Started | Delta | Finished, None]:
-        """`_call`, counted in ``_open_calls``."""
-        self._open_calls += 1
-        given_back = True
-        try:
-            async with aclosing(self._call(message, retry, stopped)) as events:
-                async for event in events:
-                    yield event
-        except CallError as error:
-            given_back = not _has_no_place(error)
-            raise
-        finally:
-            self._open_calls -= 1
-            if given_back:
-                self._place_given_back.set()
-                self._place_given_back = asyncio.Event()
 
     async def _call(
         self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
@@ -203,41 +178,3 @@ class ResumableStream:
 def _first_of(retry: RetryPolicy) -> RetryPolicy:
     """``retry`` for the first of its tries in a row, before which none has failed."""
     return replace(retry, attempts=max(2, retry.attempts))
-
-
-Event = TypeVar("Event")
-
-
-async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-    """The events of several streams in order of arrival; raises the first error."""
-    queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[Event, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for event in stream:
-                    queue.put_nowait(event)
-            queue.put_nowait(None)
-        except Exception as error:  # raised again by the reader
-            queue.put_nowait(error)
-
-    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
-    try:
-        left = len(pumps)
-        while left:
-            item = await queue.get()
-            if item is None:
-                left -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def _has_no_place(error: CallError) -> bool:
-    """Whether the call was refused because other requests take all places that ``max_concurrent`` gives its key."""
-    return error.metadata.get("limit") == "max_concurrent"
