@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.generate import Answer, model_options, pop_call, write_text
-from specdec.cli.options import TEXT, PromptRequest, ScreenCommand, check_text
+from specdec.cli.options import TEXT, ScreenCommand, check_text
 from specdec.client.prompt import ChatTurn
 from specdec.core.types import Request, SpeculationMode
 from specdec.errors import SpecdecError
@@ -80,7 +80,7 @@ class Conversation:
         stopped = False
         try:
             check_text(text, "the line")
-            with closing(self._runner.events(PromptRequest(turns, "", request))) as events:
+            with closing(self._runner.events(turns, request)) as events:
                 for event in events:
                     answer.take(event)
         except KeyboardInterrupt:

@@ -19,7 +19,6 @@ import click
 from specdec.cli.options import (
     POSITIVE,
     TEXT,
-    PromptRequest,
     ScreenCommand,
     WholeNumber,
     add_engine_options,
@@ -244,7 +243,7 @@ def generate_command(
     prediction = pop_prediction(values)
     text = check_text(_read_prompt(prompt), "the prompt")
     with open_runner() as runner:
-        whole = _show(runner, PromptRequest([ChatTurn("user", text)] if chat else text, prediction, request), as_json)
+        whole = _show(runner, [ChatTurn("user", text)] if chat else text, request, prediction, as_json)
     if not whole and request.grammar is not None:
         sys.exit(_CUT)
 
@@ -260,21 +259,21 @@ def _local_runner(config: EngineConfig) -> Iterator[Runner]:
         yield LocalRunner(engine, parts.tokenizer)
 
 
-def _show(runner: Runner, request: PromptRequest, as_json: bool) -> bool:
+def _show(runner: Runner, prompt: str | list[ChatTurn], request: Request, prediction: str, as_json: bool) -> bool:
     """Run ``request`` and print the answer. Returns whether no sample was cut at the token limit."""
     write = (lambda _: None) if as_json else write_text  # JSON is printed whole
-    answer = Answer(runner.model, request.request.sampling.n, write)
+    answer = Answer(runner.model, request.sampling.n, write)
     # A generator left by an exception is closed here and now, not whenever it is collected: closing it aborts.
-    with closing(runner.events(request)) as events:
+    with closing(runner.events(prompt, request, prediction)) as events:
         for event in events:
             answer.take(event)
     if as_json:
-        click.echo(json.dumps(answer.as_dict(logprobs=request.request.output.logprobs is not None)))
+        click.echo(json.dumps(answer.as_dict(logprobs=request.output.logprobs is not None)))
     else:
         click.echo()
         if sys.stderr.isatty():
             click.echo(click.style(answer.summary(), dim=True), err=True)
-    message = answer.cut_message(request.request)
+    message = answer.cut_message(request)
     if message:
         click.echo(message, err=True)
     return not message

@@ -8,7 +8,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,10 @@ import click
 from pydantic.fields import FieldInfo
 
 from specdec.config import Config, EngineConfig, ServerConfig, load_config, read_key
-from specdec.core.types import Request
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
-    from specdec.client.prompt import ChatTurn
 
 
 Command = Callable[..., Any]
@@ -50,18 +47,6 @@ class _Text(click.ParamType):
 
 
 TEXT = _Text()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """A request whose prompt and prediction are still text."""
-
-    prompt: str | Sequence[ChatTurn]
-    """A text, or the messages of a conversation."""
-    prediction: str
-    """The expected output; empty: none."""
-    request: Request
-    """The other fields, without token ids."""
 
 
 # Options that set one field of the configuration: flag, and the field by its dotted name. Type, bounds and help are

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from server.errors import DeadlinePassedError, unpack_error
-from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
-from specdec.client.prompt import GenerateOptions
-from specdec.core.types import Failed, Finished, FinishReason, RequestEvent
+from specdec.client.prompt import ChatTurn, GenerateOptions
+from specdec.core.types import Failed, Finished, FinishReason, Request, RequestEvent
 from specdec.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,20 +27,24 @@ class LocalRunner:
         self._engine, self._tokenizer = engine, tokenizer
         self.model = engine.info().target
 
-    def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
+    def events(
+        self, prompt: str | Sequence[ChatTurn], request: Request, prediction: str = ""
+    ) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order.
+
+        prompt: a text, or the messages of a conversation. request: the rest, without token ids. prediction: the
+        expected output; empty: none.
 
         Raises:
             RequestError: it is refused, or fails.
             KeyboardInterrupt: SIGINT arrived, and the step was finished.
         """
-        if isinstance(request.prompt, str):
-            ids = self._tokenizer.encode(request.prompt)
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt)
         else:
-            ids = self._tokenizer.encode_chat([dataclasses.asdict(turn) for turn in request.prompt])
-        prediction = self._tokenizer.encode(request.prediction, add_special=False)
-        submitted = dataclasses.replace(request.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
-        self._engine.submit(submitted)
+            ids = self._tokenizer.encode_chat([dataclasses.asdict(turn) for turn in prompt])
+        expected = self._tokenizer.encode(prediction, add_special=False)
+        self._engine.submit(dataclasses.replace(request, prompt_ids=tuple(ids), prediction_ids=tuple(expected)))
         interrupted: list[int] = []
         # An exception inside a step would leave the engine's state half changed.
         before = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
@@ -57,13 +60,12 @@ class LocalRunner:
                     yield event
         finally:
             signal.signal(signal.SIGINT, before)
-            self._engine.abort(submitted.request_id)  # no-op for a complete request
+            self._engine.abort(request.request_id)  # no-op for a complete request
 
 
 CONNECT_S = 10.0
 # At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
 _RETRY = RetryPolicy(unreachable=False)
-_IN_THE_CLEAR = Credentials()
 Result = TypeVar("Result")
 
 
@@ -85,7 +87,7 @@ class RemoteRunner:
         ConfigError: a file of the credentials cannot be read.
     """
 
-    def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR, model: str = "") -> None:
+    def __init__(self, address: str, credentials: Credentials, model: str = "") -> None:
         self._client, self._model = Client(address, credentials, _RETRY), model
         self._runner = asyncio.Runner()
 
@@ -101,9 +103,11 @@ class RemoteRunner:
         """The target's name."""
         return self._runner.run(self._client.info(CONNECT_S, model=self._model)).target
 
-    def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
-        """Everything about one request, in order."""
-        stream = self._client.stream(request.prompt, **_options(request, self._model))
+    def events(
+        self, prompt: str | Sequence[ChatTurn], request: Request, prediction: str = ""
+    ) -> Generator[RequestEvent, None, None]:
+        """As `LocalRunner.events`."""
+        stream = self._client.stream(prompt, **_options(request, prediction, self._model))
         try:
             while (event := self._runner.run(_next(stream))) is not None:
                 yield event
@@ -118,10 +122,9 @@ async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | No
     return await anext(stream, None)
 
 
-def _options(request: PromptRequest, model: str) -> GenerateOptions:
-    r = request.request
+def _options(r: Request, prediction: str, model: str) -> GenerateOptions:
     return GenerateOptions(
         request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
-        grammar=r.grammar, prediction=request.prediction, session=r.session, cache_salt=r.cache_salt,
+        grammar=r.grammar, prediction=prediction, session=r.session, cache_salt=r.cache_salt,
         priority=r.priority, target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s, model=model,
     )  # fmt: skip

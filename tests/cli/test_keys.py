@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from server.auth.keys import key_hash
 from server.serving import Addresses
-from specdec.cli.generate import PromptRequest
 from specdec.cli.main import cli
 from specdec.cli.options import credential_options, pop_credentials
 from specdec.cli.runners import RemoteRunner
@@ -121,7 +120,7 @@ async def test_a_runner_calls_a_server_that_requires_all_credentials(tmp_path: P
     def ask(address: str, credentials: Credentials) -> str:
         with RemoteRunner(address, credentials) as runner:
             assert runner.model == "fake"
-            events = runner.events(PromptRequest("hello", "", Request("r", ())))
+            events = runner.events("hello", Request("r", ()))
             return "".join(e.text for e in events if isinstance(e, Delta))
 
     async with secure_server(
