@@ -82,11 +82,10 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
     from specdec.engine.memory import measure_draft, plan_memory
     from specdec.engine.platform import context_limit, target_device
     from specdec.errors import ConfigError, ModelError
-    from specdec.models.catalogue import with_named_draft
     from specdec.models.load import checked_tokenizer
     from specdec.models.memory import measure_model
     from specdec.models.progress import silent
-    from specdec.models.resolve import is_here, resolve
+    from specdec.models.resolve import is_here, resolve, with_named_draft
 
     try:
         config = with_named_draft(config)

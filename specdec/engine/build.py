@@ -49,13 +49,12 @@ from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.models.catalogue import named_draft, with_named_draft
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.embedding import pooling_by_name
 from specdec.models.fim import FimParser
 from specdec.models.memory import check_memory
 from specdec.models.progress import Progress
-from specdec.models.resolve import adapter_base, load_tokenizer
+from specdec.models.resolve import adapter_base, load_tokenizer, named_draft, with_named_draft
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from specdec.models.weights import ModelWeights

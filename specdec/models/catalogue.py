@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from specdec.config import EngineConfig
 from specdec.errors import ModelError
 
 
@@ -112,27 +111,6 @@ def find_entry(name: str) -> CatalogueEntry:
     if name in CATALOGUE:
         return CATALOGUE[name]
     raise ModelError(f"{name}: not in the catalogue{suggestion(name)}")
-
-
-def named_draft(draft: str, target: str) -> str:
-    """``draft``; for `auto` the draft model that suits ``target`` best.
-
-    Raises:
-        ModelError: the target is not in the catalogue, or no draft is known for it.
-    """
-    if draft != "auto":
-        return draft
-    entry = CATALOGUE.get(target)
-    if entry and entry.drafts:
-        return entry.drafts[0]
-    near = "" if entry else suggestion(target)
-    raise ModelError(f"engine.draft: no draft is known for {target}; name a model, or leave it out{near}")
-
-
-def with_named_draft(config: EngineConfig) -> EngineConfig:
-    """``config`` with the name of its draft model; raises as `named_draft`."""
-    draft = None if config.draft is None else named_draft(config.draft, config.target)
-    return config.model_copy(update={"draft": draft})
 
 
 def suggestion(name: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
+from specdec.config import EngineConfig
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
 from specdec.models.checkpoint import Checkpoint, FusedSource, TensorSource, by_parts, fingerprint_files, read_json
@@ -155,6 +156,28 @@ def adapter_base(folder: Path) -> str | None:
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path}: base_model_name_or_path must name the adapter's base model, got {base!r}")
     return base
+
+
+def named_draft(draft: str, target: str) -> str:
+    """``draft``; for `auto` the draft model that suits ``target`` best, or the base of the adapter in that folder.
+
+    Raises:
+        ModelError: that model is not in the catalogue, or no draft is known for it.
+    """
+    if draft != "auto":
+        return draft
+    model = adapter_base(Path(os.path.expanduser(target))) or target
+    entry = CATALOGUE.get(model)
+    if entry and entry.drafts:
+        return entry.drafts[0]
+    near = "" if entry else suggestion(model)
+    raise ModelError(f"engine.draft: no draft is known for {model}; name a model, or leave it out{near}")
+
+
+def with_named_draft(config: EngineConfig) -> EngineConfig:
+    """``config`` with the name of its draft model; raises as `named_draft`."""
+    draft = None if config.draft is None else named_draft(config.draft, config.target)
+    return config.model_copy(update={"draft": draft})
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

