@@ -351,7 +351,7 @@ async def connect(
     `OpenAIEndpoint`.
 
     Raises:
-        ConfigError: the URL is invalid, or a file of the credentials cannot be read.
+        ConfigError: the URL is invalid, a file of the credentials cannot be read, or TLS is asked of an http:// URL.
         SpecdecError: the server does not answer.
     """
     where = ServerUrl.read(url)
@@ -364,6 +364,9 @@ async def connect(
             GrpcEndpoint(where.place, credentials, temperature=temperature, asked=asked),
             {"server": dataclasses.asdict(info)},
         )
+    if credentials.tls and not where.tls:
+        option = "--ca" if credentials.ca else "--cert" if credentials.cert else "--tls"
+        raise ConfigError(f"{option}: an http:// URL is not encrypted; write https://, or leave {option} out")
     http = OpenAIEndpoint(
         where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=extra,
         verify=_tls_of(credentials) if where.tls else True,

@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from bench.serve.endpoints import EndpointError, GrpcEndpoint, OpenAIEndpoint, connect
 from bench.serve.load import ServePlan, report_tables, run_plan
+from specdec.cli.main import cli
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, EngineDeadError, SpecdecError
@@ -135,6 +137,19 @@ async def test_a_server_with_an_authority_of_its_own(tmp_path: Path) -> None:
         await connect(url, Credentials(tls=True, ca=tmp_path / "nothing.pem"))
     with pytest.raises(ConfigError, match="must be PEM files"):
         await connect(url, Credentials(tls=True, cert=files.client, cert_key=files.key))
+
+
+@pytest.mark.parametrize("option", ["--tls", "--ca", "--cert"])
+def test_tls_is_not_left_out_without_a_word(option: str, tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    given = {
+        "--tls": ("--tls",),
+        "--ca": ("--ca", str(files.ca)),
+        "--cert": ("--cert", str(files.client), "--cert-key", str(files.client)),
+    }
+    result = CliRunner().invoke(cli, ["bench", "serve", "--url", "http://127.0.0.1:1", *given[option]])
+    assert result.exit_code == 1
+    assert f"{option}: an http:// URL is not encrypted; write https://, or leave {option} out" in result.stderr
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "ftp://x/v1", "grpc://", "grpc://h:1/v1", "http:///v1"])
