@@ -77,8 +77,14 @@ def attached(config: ClusterConfig, address: str | None = None) -> Iterator[Any]
 
 
 def _joined_own(config: ClusterConfig) -> contextlib.AbstractContextManager[None]:
-    address = _own_address(config)
-    return _joined(f"no Ray answers at {address}", address=address)
+    with contextlib.suppress(OSError):
+        address = _address_file(config).read_text()
+        if is_locked(config.folder):  # else `serve` was killed, and Ray would try the address for minutes
+            return _joined(f"no Ray answers at {address}", address=address)
+    raise FleetUnreachableError(
+        f"no fleet runs here in the folder {config.folder}; start one with `specdec cluster serve`, "
+        "or give --ray ADDRESS"
+    )
 
 
 def _ray_at(address: str) -> contextlib.AbstractContextManager[None]:
@@ -460,14 +466,3 @@ def _deployments(reconciler: Any) -> dict[str, Deployment]:
 
 def _address_file(config: ClusterConfig) -> Path:
     return config.folder / "ray-address"
-
-
-def _own_address(config: ClusterConfig) -> str:
-    with contextlib.suppress(OSError):
-        address = _address_file(config).read_text()
-        if is_locked(config.folder):  # else `serve` was killed, and Ray would try the address for minutes
-            return address
-    raise FleetUnreachableError(
-        f"no fleet runs here in the folder {config.folder}; start one with `specdec cluster serve`, "
-        "or give --ray ADDRESS"
-    )
