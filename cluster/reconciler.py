@@ -64,7 +64,7 @@ class Reconciler:
         self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
         self._reconciled_s = clock()
         self.write_error = ""  # of the last write; empty: it succeeded
-        self._publish()
+        self._publish(self.fleet)
 
     def join(self, model: str, release: str, host: str) -> Replica:
         """Adds a starting replica and returns it. It gets the lowest free id, so a replacement takes over the id of the
@@ -126,7 +126,7 @@ class Reconciler:
         late_s = now_s - max(SILENT_BEATS * self._interval_s, SILENT_S)
         for replica_id in [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]:
             self._drop(replica_id)
-        self._publish()
+        self._publish(self.fleet)
 
     def allow_interval(self, interval_s: float) -> None:
         """Accepts heartbeats every ``interval_s`` seconds, besides the former interval: replicas are replaced one by
@@ -141,12 +141,9 @@ class Reconciler:
             FleetWriteError: the disk is full, say; the fleet stays as it was.
         """
         fleet = transition(self.fleet, *arguments)
-        try:
-            self._write(fleet)
-        except OSError as error:
-            self._note(error)
-            raise FleetWriteError(f"the fleet's files cannot be written ({error.strerror}); nothing changed") from None
-        self.fleet, self.write_error = fleet, ""
+        if not self._publish(fleet):
+            raise FleetWriteError(f"{self.write_error}; nothing changed")
+        self.fleet = fleet
 
     def status(self) -> dict[str, Any]:
         """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
@@ -191,19 +188,18 @@ class Reconciler:
         """Adopts a fact that a replica reports."""
         if fleet != self.fleet:
             self.fleet = fleet
-            self._publish()
+            self._publish(self.fleet)
 
-    def _publish(self) -> None:
+    def _publish(self, fleet: Fleet) -> bool:
+        """Writes ``fleet``. False: it cannot be written, and ``write_error`` says why."""
         try:
-            self._write(self.fleet)
+            self._write(fleet)
         except OSError as error:
-            self._note(error)
+            self.write_error = f"the fleet's files cannot be written: {error}"
+            _LOG.error("%s", self.write_error)
         else:
             self.write_error = ""
-
-    def _note(self, error: OSError) -> None:
-        self.write_error = f"the fleet's files cannot be written: {error}"
-        _LOG.error("%s", self.write_error)
+        return not self.write_error
 
 
 def ready(replica: Replica, http_port: int, grpc_port: int, fingerprint: str) -> Replica:
