@@ -79,8 +79,9 @@ def replace_files(contents: Mapping[Path, bytes]) -> list[Path]:
     staged: dict[Path, str] = {}
     try:
         for path, content in contents.items():
-            if _holds(path, content):
-                continue
+            with contextlib.suppress(OSError):  # it is missing, or cannot be read
+                if path.read_bytes() == content:
+                    continue
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, staged[path] = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             with os.fdopen(handle, "wb") as file:
@@ -91,13 +92,6 @@ def replace_files(contents: Mapping[Path, bytes]) -> list[Path]:
         for temporary in staged.values():
             Path(temporary).unlink(missing_ok=True)
     return list(staged)
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    except OSError:
-        return False  # it is missing, or cannot be read
 
 
 def _refuse_other_writers(path: Path, remedy: str) -> None:
