@@ -142,7 +142,7 @@ class ModelConfig(Section):
     http_port: int | None = Field(8401, ge=1, le=65535, description="port for HTTP clients; null: none")
     grpc_port: int | None = Field(8400, ge=1, le=65535, description="port for gRPC clients; null: none")
     settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, as `specdec serve --config` reads them")
-    key_file: Path | None = Field(
+    key_file: UserPath | None = Field(
         None, description="file with a key of server.keys_file, for requests to /v1/loads of the replicas"
     )
     replicas: ReplicasConfig = ReplicasConfig()

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
-from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig, check_addresses, check_keys
+from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig, check_addresses, check_keys
 from specdec.config import Config, EngineConfig, merged, read_key
 from specdec.errors import ConfigError
 
@@ -93,7 +93,7 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
         interval_s=config.health.interval_s,
         folder=config.folder,
         host=host,
-        key=_key(found),
+        key="" if found.key_file is None else read_key(found.key_file, f"{model}.key_file"),
     )
 
 
@@ -124,9 +124,3 @@ def _fixed(path: str) -> str:
 
 def _is_file(model: Any) -> bool:
     return isinstance(model, str) and (model.startswith(".") or model.endswith(".gguf") or os.path.exists(model))
-
-
-def _key(model: ModelConfig) -> str:
-    if model.key_file is None:
-        return ""
-    return read_key(model.key_file.expanduser(), f"{model.name}.key_file")

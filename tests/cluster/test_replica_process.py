@@ -200,6 +200,12 @@ def test_a_key_file_holds_one_key(tmp_path: Path) -> None:
     assert deployment_of(config, "coder", "blue").key == "secret"
 
 
+def test_a_key_file_of_no_user_is_named() -> None:
+    models = [{"name": "coder", "key_file": "~nobody-by-this-name/key"}]
+    with pytest.raises(ConfigError, match=r"coder\.key_file: ~nobody-by-this-name/key "):
+        deployment_of(ClusterConfig.model_validate({"models": models}), "coder", "blue")
+
+
 def test_keys_cross_the_network_of_several_machines_only_if_the_settings_say_so(tmp_path: Path) -> None:
     """Else every replica would exit at its start."""
     (tmp_path / "key").write_text("secret")
