@@ -296,7 +296,9 @@ class Connection:
                 if began:
                     raise
                 if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
-                    request, lost = _renamed(request), False
+                    request = copy.deepcopy(request)
+                    request.request_id += "~"
+                    lost = False
                     continue
                 # If a proxy resets a stream, gRPC drops unread messages, as if none had arrived.
                 cut = cut_of(failure)
@@ -340,13 +342,6 @@ class Connection:
 async def _only(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> AsyncGenerator[Any, None]:
     """The one answer of ``call``, as a stream."""
     yield await call
-
-
-def _renamed(request: Any) -> Any:
-    """``request`` under another id."""
-    renamed = copy.deepcopy(request)
-    renamed.request_id += "~"
-    return renamed
 
 
 def _as_metadata(name: str) -> str:
