@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
-from specdec.load.figures import QUANTILES
+from specdec.load.figures import QUANTILES, spread_cells
 from specdec.load.request import Objective, Record
 
 SIMULATED = ("ttft", "tpot", "e2e")  # metrics of objectives
@@ -110,12 +110,9 @@ class PlanReport:
         """Heads and rows of each."""
         figures = self.as_dict()
         yield ("figure", "value"), list(self._answer(figures))
-        columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
-        rows: list[Sequence[str]] = []
-        for name, found in figures["latency"].items():
-            cells = (f"{found[column]:.1f}" if found["n"] else "-" for column in columns)
-            rows.append((name.removesuffix("_ms"), str(found["n"]), *cells))
-        yield ("ms", "n", *columns), rows
+        columns = ("n", "mean", *(f"p{q}" for q in QUANTILES), "max")
+        latency = figures["latency"].items()
+        yield ("ms", *columns), [(name.removesuffix("_ms"), *spread_cells(found, columns)) for name, found in latency]
 
     def _answer(self, figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
         goal, requests, rates = figures["goal"], figures["requests"], figures["throughput"]
