@@ -150,16 +150,13 @@ def engine_command(
 @count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")
 @CACHE_DIR
 @file_option("--json", "Write every figure and answer to this file.")
-@file_option("--chart", "Draw the times per token by workload in this SVG file.")
 def peers_command(
-    engines: tuple[str, ...], workloads: tuple[str, ...], threads: int, json_file: Path | None, chart_file: Path | None,
-    **asked: Any,
-) -> None:  # fmt: skip
+    engines: tuple[str, ...], workloads: tuple[str, ...], threads: int, json_file: Path | None, **asked: Any
+) -> None:
     """Compare the time per token of specdec and other engines.
 
     Same prompts, model and threads, in turns. Prints tables in Markdown. `make peers` installs the other engines.
     """
-    from bench.peers.chart import time_per_token_chart
     from bench.peers.peer import PeersPlan
 
     plan = PeersPlan(
@@ -171,8 +168,6 @@ def peers_command(
         raise SystemExit(128 + signal.SIGTERM) from None
     write_json(run.as_dict(), json_file)
     click.echo(run.markdown())
-    if chart_file is not None and not run.stopped:
-        chart_file.write_text(time_per_token_chart(run.as_dict()), encoding="utf-8")
     end_stopped(run.stopped)
 
 
