@@ -117,7 +117,7 @@ class ExpertsSpec:
     activation: Literal["silu", "gelu"]
     norm: Tensor  # float32 [hidden]
     eps: float
-    scores: Tensor  # float32 [max_rows, experts]
+    scores: Tensor  # float32 [max_rows, experts], contiguous
     x: Tensor  # float32 [max_rows, hidden]
     gated: Tensor  # float32 [max_rows * chosen, 2k], scratch
     out: Tensor  # float32 [max_rows * chosen, hidden], scratch
@@ -127,9 +127,9 @@ class ExpertsSpec:
 class AttentionSpec:
     """q/k norm, rotary embedding, KV write, then tree attention."""
 
-    n_heads: int
+    n_heads: int  # a multiple of n_kv_heads
     n_kv_heads: int
-    head_dim: int
+    head_dim: int  # even, at most 256
     scale: float  # of the scores
     eps: float  # of the norms
     window: int  # a row at position p sees keys at positions > p - window; 0: all up to p
@@ -176,7 +176,7 @@ class Backend(Protocol):
         """Bind ``layers``; the result runs them in order.
 
         Raises:
-            ValueError: a buffer does not fit, or a layer is not supported.
+            ValueError: a buffer does not fit.
         """
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:

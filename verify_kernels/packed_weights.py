@@ -94,13 +94,7 @@ class PackedLinear:
         return self.data.shape[0]
 
     def part(self, index: int, parts: int) -> PackedLinear:
-        """One of ``parts`` matrices that lie one after the other, each in whole tiles; shares the memory.
-
-        Raises:
-            ValueError: they do not fill whole tiles, or have a bias.
-        """
-        if self.n % (parts * TILE_N) or self.bias is not None:
-            raise ValueError(f"weight: {self.n} outputs are not {parts} matrices in whole tiles of {TILE_N}, or biased")
+        """One of ``parts`` matrices that lie one after the other in whole tiles, without a bias; shares the memory."""
         tiles, n = slice(index * self.tiles // parts, (index + 1) * self.tiles // parts), self.n // parts
         scale = None if self.scale is None else self.scale[index * n : (index + 1) * n]
         return replace(self, n=n, data=self.data[tiles], scale=scale)
@@ -137,15 +131,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
     """Pack ``weight`` [n, k] float32 and ``bias`` [n] or None.
 
     int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even.
-
-    Raises:
-        ValueError: ``weight`` is not a float32 matrix, or ``bias`` does not fit it.
     """
-    if weight.ndim != 2 or weight.dtype != torch.float32:
-        raise ValueError(f"weight: must be a float32 matrix, got {weight.dtype} {tuple(weight.shape)}")
     n, k = weight.shape
-    if bias is not None and bias.shape != (n,):
-        raise ValueError(f"bias: must have {n} entries, got {tuple(bias.shape)}")
     tiles = -(-n // TILE_N)
     packed_bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, tiles * TILE_N - n)).contiguous()
     if kind == "int8":

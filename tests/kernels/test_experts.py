@@ -110,20 +110,6 @@ def test_scores_that_are_no_numbers_choose_experts_that_exist() -> None:
     assert torch.equal(got[[0, 3]], expected[[0, 3]])
 
 
-def test_experts_must_fill_whole_tiles() -> None:
-    spec = make_spec("fp32")
-    odd = replace(spec, gate_up=packed("fp32", EXPERTS * 2 * 40, HIDDEN))
-    with pytest.raises(ValueError, match="whole tiles"):
-        native_backend().bind(odd)
-
-
-def test_rows_of_scores_must_lie_side_by_side() -> None:
-    spec, backend = make_spec("fp32"), native_backend()
-    backend.reserve(MAX_ROWS * CHOSEN, FFN, 64)
-    with pytest.raises(ValueError, match="scores: must be contiguous"):
-        backend.bind(replace(spec, scores=torch.zeros(MAX_ROWS, EXPERTS + 1)[:, :EXPERTS]))
-
-
 def test_scratch_must_hold_all_pairs() -> None:
     spec = make_spec("fp32")
     backend = native_backend()

@@ -133,8 +133,6 @@ class NativeBackend:
         if min(len(spec.gated), len(spec.out), len(self._q)) < pairs:
             raise ValueError(f"experts: scratch and reserved rows must hold {pairs} pairs of rows and experts")
         _need("scores", spec.scores, spec.experts)
-        if not spec.scores.is_contiguous():
-            raise ValueError("scores: must be contiguous")
         expert, place, row = (torch.zeros(pairs, dtype=torch.int32) for _ in range(3))
         share, start = torch.zeros(pairs), torch.zeros(spec.experts + 1, dtype=torch.int32)
         args = ExpertsArgs(
@@ -165,20 +163,8 @@ class NativeBackend:
         )  # fmt: skip
 
     def _attention_args(self, spec: AttentionSpec) -> AttentionArgs:
-        if spec.kv.k.dtype not in (torch.float32, torch.bfloat16, torch.int8):
-            raise ValueError(f"kv: must be float32, bfloat16 or int8, got {spec.kv.k.dtype}")
-        if spec.head_dim > 256 or spec.head_dim % 2:
-            raise ValueError(f"head_dim: must be even and at most 256, got {spec.head_dim}")
-        if spec.n_heads % spec.n_kv_heads:
-            raise ValueError(f"n_heads: {spec.n_heads} is not a multiple of n_kv_heads {spec.n_kv_heads}")
-        for name, buffer, heads in (
-            ("qkv", spec.qkv, spec.n_heads + 2 * spec.n_kv_heads),
-            ("out", spec.out, spec.n_heads),
-            ("heads scratch", self._heads, spec.n_heads),
-        ):
-            _need(name, buffer, heads * spec.head_dim)
-            if name != "heads scratch" and buffer.stride(0) != heads * spec.head_dim:
-                raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
+        _need("qkv", spec.qkv, (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim)
+        _need("out", spec.out, spec.n_heads * spec.head_dim)
         return AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
             threads=self._threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
