@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-from bench.machine import commit
+from bench.machine import host_facts
 
 FLUSH_BYTES = 512 << 20  # several times the last-level cache of any GPU
 WARM_RUNS = 2
@@ -87,15 +86,14 @@ def product_rate(timer: KernelTimer, size: int = 8192) -> float:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Hardware, versions, date and commit."""
+    """`host_facts`, versions, the GPU and its bandwidth."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, kernels interpreted"
     peak, source = peak_bandwidth(device)
     return {
+        **host_facts(),
         "device": name,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
         "peak_bytes_per_s": peak,
         "peak_source": source,
         "copy_bytes_per_s": copy_bandwidth(device),
