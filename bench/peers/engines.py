@@ -27,21 +27,6 @@ from specdec.models.progress import Progress
 from specdec.models.resolve import AdapterCheckpoint, resolve
 
 
-def exported(source: Path, target: Path) -> Path:
-    """The folder ``target``, written by `export` unless it exists: in a process of its own, which ends with its memory.
-
-    Raises:
-        PeerError: the conversion failed.
-    """
-    if not target.exists():
-        try:
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                pool.submit(export, source, target).result()
-        except Exception as error:  # transformers has no base class of its own
-            raise PeerError(f"{source.name} could not be converted: {error}") from None
-    return target
-
-
 def export(source: Path, folder: Path) -> None:
     """Write a complete Hugging Face checkpoint in bf16 to ``folder``, or nothing."""
     import torch
@@ -74,7 +59,16 @@ class PeerModel:
 
     def folder(self, exports: Path) -> Path:
         """The Hugging Face folder; a .gguf file is converted into ``exports`` on first use. Raises PeerError."""
-        return self.path if self.path.is_dir() else exported(self.path, exports / f"{self.path.stem}-bf16")
+        if self.path.is_dir():
+            return self.path
+        target = exports / f"{self.path.stem}-bf16"
+        if not target.exists():
+            try:
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its memory ends with its process
+                    pool.submit(export, self.path, target).result()
+            except Exception as error:  # transformers has no base class of its own
+                raise PeerError(f"{self.path.name} could not be converted: {error}") from None
+        return target
 
 
 def find_model(ref: str, cache_dir: Path, progress: Progress) -> PeerModel:
