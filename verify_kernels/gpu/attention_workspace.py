@@ -117,8 +117,6 @@ class AttentionWorkspace:
     kv_dtype: torch.dtype
     chip: str  # of `CHIPS`
     processors: int  # multiprocessors
-    max_rows: int  # of a step
-    max_entries: int  # of a step
     max_pages: int  # per entry
     max_branch: int  # nodes of a path off the entry's leading chain
     header: Tensor  # [HEADER_FIELDS]
@@ -158,8 +156,7 @@ class AttentionWorkspace:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         return AttentionWorkspace(
-            heads, kv_heads, head_dim, kv_dtype, chip, multiprocessors(device),
-            max_rows, max_entries, max_pages, max_branch,
+            heads, kv_heads, head_dim, kv_dtype, chip, multiprocessors(device), max_pages, max_branch,
             ints(int(HEADER_FIELDS)), ints(works, int(WORK_FIELDS)),
             ints(max_rows), ints(max_rows), ints(max_rows), ints(max_rows), ints(max_rows, max_branch),
             ints(max_entries), ints(max_entries),
