@@ -138,14 +138,6 @@ def kv_page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return PAGE_SIZE * KvTensors.token_bytes(config.n_layers, config.n_kv_heads, config.head_dim, dtype)
 
 
-def check_limits(config: ModelConfig, max_rows: int, max_logit_rows: int, aux_layers: Sequence[int]) -> None:
-    """ValueError for more logit rows than rows, or an auxiliary layer that the model lacks."""
-    if max_logit_rows > max_rows:
-        raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
-    if any(not 0 <= at < config.n_layers for at in aux_layers):
-        raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {config.n_layers})")
-
-
 def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
     """Check a batch against a decoder's limits.
 
@@ -176,9 +168,6 @@ class Decoder:
 
     ``aux_layers``: layers whose input (the residual stream before the layer) each `forward` copies to
     ``aux_hidden_states``, float32 [max_rows, len(aux_layers) * hidden_size], columns in the order given.
-
-    Raises:
-        ValueError: more logit rows than rows, or an auxiliary layer that the model lacks.
     """
 
     def __init__(
@@ -197,7 +186,6 @@ class Decoder:
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 0
         self.row_sizes: tuple[int, ...] = ()
-        check_limits(config, max_rows, max_logit_rows, aux_layers)
         self.aux_layers = tuple(aux_layers)
         self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)

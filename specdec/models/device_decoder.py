@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import check_batch, check_limits, final_norm, rope_tables
+from specdec.models.decoder import check_batch, final_norm, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
 from specdec.models.device_weights import DeviceLinear, DeviceModel, ReferenceLinear
 from specdec.models.weights import LayerWeights
@@ -230,9 +230,6 @@ class DeviceDecoder:
 
     A caller that queues more than a forward uses ``network``, ``buffer`` and ``graphs``. ``device`` is a GPU or, for
     tests, the CPU, on which kernels are interpreted. kv_dtype: the KV pool's; None: the rows'.
-
-    Raises:
-        ValueError: more logit rows than rows, or an auxiliary layer that the model lacks.
     """
 
     def __init__(
@@ -251,7 +248,6 @@ class DeviceDecoder:
         self.model, self.config, self.device = model, model.config, device
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 2  # kernels are compiled, then the graph is captured
-        check_limits(model.config, max_rows, max_logit_rows, aux_layers)
         self.aux_layers = tuple(aux_layers)
         self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.final_norm.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))

@@ -97,9 +97,3 @@ def test_layers_between_taps_run_in_one_call(folder: Path, aux_layers: tuple[int
     backend = CountingBackend(load_library(CACHE), 2)
     make_decoder(folder, aux_layers, backend=backend).forward(ForwardBatch.build([chain(TOKENS, 0, [3])]), [0])
     assert backend.calls == calls
-
-
-@pytest.mark.parametrize("aux_layers", [(LAYERS,), (0, -1)])
-def test_an_auxiliary_layer_must_exist(folder: Path, aux_layers: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="aux_layers"):
-        make_decoder(folder, aux_layers)

@@ -126,5 +126,3 @@ def test_bad_batches_are_rejected() -> None:
     refused("logit_rows", chain([1], 0, [0]), [1])
     with pytest.raises(ValueError, match="entries"):
         decoder.forward(ForwardBatch.build([chain([1], 0, [i]) for i in range(5)]), [])
-    with pytest.raises(ValueError, match="aux_layers"):
-        device_decoder(shape(), aux_layers=(2,))
