@@ -89,7 +89,7 @@ class GenerationFailedError(RequestError):
 
 def pack_error(error: RequestError) -> tuple[str, str, list[Any]]:
     """``error`` as (reason, message, details)."""
-    return error.reason, str(error), error.details
+    return error.reason, str(error), list(error.details)
 
 
 def unpack_error(parts: Sequence[Any]) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,11 +67,8 @@ class RequestError(SpecdecError):
     field: str | None = None
     retry_after_s: float | None = None
     engines_stopped = 0
-
-    @property
-    def details(self) -> list[Any]:
-        """Plain values besides reason and message that a copy of the error needs in another process."""
-        return []
+    details: Sequence[Any] = ()
+    """Plain values besides reason and message that a copy of the error needs in another process."""
 
 
 class InvalidRequestError(RequestError):
@@ -81,17 +79,13 @@ class InvalidRequestError(RequestError):
 
     def __init__(self, violations: list[FieldViolation]) -> None:
         self.violations = violations
+        self.details = [(v.field, v.description) for v in violations]
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
 
     @staticmethod
     def of(name: str, description: str) -> InvalidRequestError:
         """The refusal of one bad field."""
         return InvalidRequestError([FieldViolation(name, description)])
-
-    @property
-    def details(self) -> list[Any]:
-        """Per violation, field and description."""
-        return [(v.field, v.description) for v in self.violations]
 
 
 class PromptTooLongError(RequestError):
@@ -102,12 +96,8 @@ class PromptTooLongError(RequestError):
 
     def __init__(self, limit: int, got: int) -> None:
         self.limit, self.got = limit, got
+        self.details = [limit, got]
         super().__init__(f"prompt has {got} tokens, the limit is {limit}; shorten the prompt")
-
-    @property
-    def details(self) -> list[Any]:
-        """Limit and length."""
-        return [self.limit, self.got]
 
 
 FINGERPRINT_PARTS = ("weights", "numeric types", "kernels or processor", "release")
@@ -148,12 +138,8 @@ class QueueFullError(RequestError):
 
     def __init__(self, limit: int, retry_after_s: float, items: str = "requests") -> None:
         self.limit, self.retry_after_s, self.items = limit, retry_after_s, items
+        self.details = [limit, retry_after_s, items]
         super().__init__(f"queue is full ({limit} {items}); retry in {retry_after_s:.1f} s")
-
-    @property
-    def details(self) -> list[Any]:
-        """Limit, seconds until a retry, and what waits."""
-        return [self.limit, self.retry_after_s, self.items]
 
 
 class GenerationNotSupportedError(RequestError):
