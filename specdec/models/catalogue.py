@@ -30,11 +30,6 @@ class CatalogueEntry:
     licence_in_file: bool = False  # whether the file states the licence too
     drafts: tuple[str, ...] = ()  # models that draft well for it, best first
 
-    @property
-    def file_name(self) -> str:
-        """The file's name in the cache."""
-        return f"{self.name}.gguf"
-
 
 DEFAULT_MODEL = "smollm2-135m"
 RANDOM_PREFIX = "random:"  # before the shape, in the name of a model of random weights

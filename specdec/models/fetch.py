@@ -118,7 +118,7 @@ class Fetcher:
 
     def path(self, entry: CatalogueEntry) -> Path:
         """The path of the model's file, which may not exist yet."""
-        return self._folder / entry.file_name
+        return self._folder / f"{entry.name}.gguf"
 
     def is_complete(self, entry: CatalogueEntry) -> bool:
         """Whether the model's file exists and has its full size."""
