@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -221,45 +220,41 @@ _FORMAT = 6  # of cached tokenizers; raise it when the conversion changes, so th
 
 
 class TokenizerCache:
-    """One folder per tokenizer: ``tokenizer.json``, and ``info.json`` with its digest and `TokenizerInfo`."""
+    """One file per tokenizer: a line with its digest and `TokenizerInfo`, then the text of its ``tokenizer.json``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, key: str) -> tuple[str, TokenizerInfo] | None:
-        """The tokenizer cached under ``key``; None if there is none or it is damaged."""
+        """The tokenizer cached under ``key``; None if there is none, or it is damaged or of another format."""
         place = self._place(key)
         if not place.exists():
             return None
         try:
-            data = json.loads((place / "info.json").read_text(encoding="utf-8"))
-            raw = (place / "tokenizer.json").read_bytes()
+            head, _, raw = place.read_bytes().partition(b"\n")
+            data = json.loads(head)
+            if data["format"] != _FORMAT:
+                return None
             if hashlib.sha256(raw).hexdigest() != data["sha256"]:
                 raise ValueError("digest differs")
             info = TokenizerInfo(**data["info"] | {"eos_ids": tuple(data["info"]["eos_ids"])})
             return raw.decode("utf-8"), info
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s: cached tokenizer is damaged (%s), converting again", place, error)
-            shutil.rmtree(place, ignore_errors=True)
             return None
 
     def write(self, key: str, serialised: str, info: TokenizerInfo) -> None:
         """Cache a tokenizer. A failure is only logged, since the model runs without the cache."""
         raw = serialised.encode("utf-8")
-        data = {"sha256": hashlib.sha256(raw).hexdigest(), "info": asdict(info)}
+        data = {"format": _FORMAT, "sha256": hashlib.sha256(raw).hexdigest(), "info": asdict(info)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as temporary:
                 made = Path(temporary) / "made"
-                made.mkdir()
-                (made / "tokenizer.json").write_bytes(raw)
-                (made / "info.json").write_text(json.dumps(data), encoding="utf-8")
-                if not self._place(key).exists():  # another process may have been first; its result is the same
-                    os.rename(made, self._place(key))
-            for former in set(self._folder.glob(f"{key[:32]}-*")) - {self._place(key)}:  # of other formats
-                shutil.rmtree(former, ignore_errors=True)
+                made.write_bytes(json.dumps(data).encode() + b"\n" + raw)
+                os.replace(made, self._place(key))
         except OSError as error:
             logger.warning("%s: tokenizer cannot be cached (%s)", self._folder, error)
 
     def _place(self, key: str) -> Path:
-        return self._folder / f"{key[:32]}-{_FORMAT}"
+        return self._folder / f"{key}.tokenizer"

@@ -11,6 +11,7 @@ import pytest
 
 from specdec.engine.profile_cache import ProfileCache
 from specdec.errors import ModelError
+from specdec.models import gguf_tokenizer
 from specdec.models.fetch import Fetcher
 from specdec.models.gguf_tokenizer import TokenizerCache
 from specdec.models.load import load_model
@@ -51,17 +52,17 @@ def test_a_tokenizer_loads_if_its_conversion_cannot_be_stored(tiny: Callable[[st
         expected = load_tokenizer(str(path), cache).vocabulary
     assert files(cache) == []
     assert load_tokenizer(str(path), cache).vocabulary == expected
-    assert len(files(cache)) == 2
+    assert [Path(name).suffix for name in files(cache)] == [".tokenizer"]
 
 
-def test_a_cached_tokenizer_replaces_those_of_other_formats(tmp_path: Path) -> None:
+def test_a_cached_tokenizer_of_another_format_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = TokenizerCache(tmp_path)
-    for name in ("k1-0", "k2-0"):
-        (tmp_path / name).mkdir()
-    cache.write("k1", "{}", TokenizerInfo())
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert "k1-0" not in kept
-    assert {name.partition("-")[0] for name in kept} == {"k1", "k2"}
+    cache.write("key", "{}", TokenizerInfo())
+    monkeypatch.setattr(gguf_tokenizer, "_FORMAT", gguf_tokenizer._FORMAT + 1)
+    assert cache.read("key") is None
+    cache.write("key", "{ }", TokenizerInfo(bos_id=1))
+    assert cache.read("key") == ("{ }", TokenizerInfo(bos_id=1))
+    assert files(tmp_path) == ["key.tokenizer"]
 
 
 def test_a_download_without_disk_space_reports_it_and_resumes_later(tmp_path: Path) -> None:
