@@ -153,7 +153,7 @@ class Checkpoint(Protocol):
     """The file or folder; for a model without one, a name in its place."""
     place: Path
     """The same path for all versions of the model: packed weights replace those of another version."""
-    keeps_packed: bool
+    keeps_packed: bool = True
     """Whether packed weights are cached on disk, so that the next load is faster."""
 
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import RANDOM_PREFIX
-from specdec.models.checkpoint import TensorSource
+from specdec.models.checkpoint import Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo, byte_level_alphabet
 from specdec.models.weights import tensor_shapes
@@ -214,7 +214,7 @@ class RandomSource(TensorSource):
 _RECIPE, _SEED = 1, 0  # raise the first when other values come out of the same seed
 
 
-class RandomCheckpoint:
+class RandomCheckpoint(Checkpoint):
     """The `Checkpoint` that "random:SHAPE" names.
 
     Raises:

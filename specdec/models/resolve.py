@@ -24,13 +24,11 @@ from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
 
-class HFCheckpoint:
+class HFCheckpoint(Checkpoint):
     """A folder ``path`` with config.json, safetensors and tokenizer.json.
 
     place: see `Checkpoint`; given where ``path`` changes with the version.
     """
-
-    keeps_packed = True
 
     def __init__(self, path: Path, name: str | None = None, place: Path | None = None) -> None:
         self.path, self.place = path, place or path
@@ -57,10 +55,8 @@ class HFCheckpoint:
         return load_hf_tokenizer(self.path, (config or HFSource(self.path, "numpy").config).vocab_size, like)
 
 
-class GGUFCheckpoint:
+class GGUFCheckpoint(Checkpoint):
     """The file at ``path``. sha256: its digest if that is known already, as for catalogue models."""
-
-    keeps_packed = True
 
     def __init__(self, path: Path, name: str | None = None, sha256: str | None = None) -> None:
         self.path = self.place = path
@@ -92,10 +88,8 @@ class GGUFCheckpoint:
             raise ModelError(f"{self.path}: {error}") from None
 
 
-class AdapterCheckpoint:
+class AdapterCheckpoint(Checkpoint):
     """A LoRA adapter in ``folder``, as PEFT saves it, added to its ``base``."""
-
-    keeps_packed = True
 
     def __init__(self, folder: Checkpoint, base: Checkpoint) -> None:
         self.name, self.path, self.place = folder.name, folder.path, folder.place

@@ -60,7 +60,7 @@ def most_frequent(fingerprint: str, count: int, size: int, folder: Path = _FOLDE
     return None
 
 
-class CutCheckpoint:
+class CutCheckpoint(Checkpoint):
     """``checkpoint`` with an output table of the tokens ``ids`` alone."""
 
     def __init__(self, checkpoint: Checkpoint, ids: NDArray[np.int32]) -> None:
