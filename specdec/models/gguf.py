@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 class GGUFTensor:
     """Where a tensor lies in its file."""
 
-    name: str
     shape: tuple[int, ...]  # outermost dimension first; a row is the last one
     type: GGMLQuantizationType
     offset: int  # bytes from the start of the file
@@ -80,7 +79,6 @@ class GGUFFile:
             self._read()
         except (struct.error, LookupError, OverflowError) as error:
             raise ModelError(f"{path}: truncated or corrupt GGUF header ({error}); fetch the file again") from None
-        self._check_extents()
 
     def raw_rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
         """A copy of the rows ``index`` of matrix ``name`` as stored: uint8 [rows, bytes of a row]."""
@@ -132,7 +130,12 @@ class GGUFFile:
             if 0 in shape:
                 raise ModelError(f"{self.path}: tensor {name} is empty; the file is corrupt")
             row_bytes = shape[-1] // block * block_bytes
-            self.tensors[name] = GGUFTensor(name, shape, kind, start + offset, row_bytes)
+            tensor = self.tensors[name] = GGUFTensor(shape, kind, start + offset, row_bytes)
+            if (end := tensor.offset + tensor.nbytes) > len(self._data):
+                raise ModelError(
+                    f"{self.path}: truncated: tensor {name} ends at byte {end}, the file has {len(self._data)}; "
+                    "fetch it again"
+                )
 
     def _tensor_place(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         (name,) = self._strings(1)
@@ -146,15 +149,6 @@ class GGUFFile:
         except ValueError:
             raise UnsupportedModelError(f"{self.path}: tensor {name} has the unknown type {code}") from None
         return name, shape, kind, self._scalar("Q")
-
-    def _check_extents(self) -> None:
-        size = len(self._data)
-        for tensor in self.tensors.values():
-            if tensor.offset + tensor.nbytes > size:
-                raise ModelError(
-                    f"{self.path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.nbytes}, "
-                    f"the file has {size}; fetch it again"
-                )
 
     def _scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self._data, self._at)
