@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specdec.models.tokenizer import Tokenizer
@@ -94,8 +94,7 @@ class FimParser:
     """Splits prompts by the fill-in-the-middle tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        found = (_resolve(tokenizer, template) for template in TEMPLATES)
-        self._templates = [tokens for tokens in found if tokens is not None]
+        self._templates = list(_known(tokenizer))
 
     def parts(self, prompt: Sequence[int]) -> FimParts:
         """The parts of a prompt in the order prefix, suffix, middle or suffix, prefix, middle.
@@ -158,35 +157,32 @@ class FimTokens:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> FimTokens:
-        """The tokens of the first template that the vocabulary has. If there is none, the tokens that mark files, for
-        prompts that end at the gap."""
-        for template in TEMPLATES:
-            found = _resolve(tokenizer, template)
-            if found is not None:
-                return found
-        return FimTokens.prefix_only(tokenizer)
+        """The tokens of the first template that the vocabulary has; if there is none, those of `prefix_only`."""
+        return next(_known(tokenizer), None) or FimTokens.prefix_only(tokenizer)
 
     @staticmethod
     def prefix_only(tokenizer: Tokenizer) -> FimTokens:
-        """Tokens for prompts that end at the gap."""
-        repo, file = (_first(tokenizer, names) for names in (PREFIX_ONLY.repo, PREFIX_ONLY.file))
-        return FimTokens(PREFIX_ONLY, -1, -1, -1, repo, file, _named(tokenizer, COMMON_ENDS))
+        """The tokens that mark files, for prompts that end at the gap."""
+        return _tokens(tokenizer, PREFIX_ONLY)
 
 
-def _resolve(tokenizer: Tokenizer, template: FimTemplate) -> FimTokens | None:
+def _known(tokenizer: Tokenizer) -> Iterator[FimTokens]:
+    """The tokens of each template that the vocabulary has."""
+    for template in TEMPLATES:
+        found = _tokens(tokenizer, template)
+        if min(found.prefix, found.suffix) >= 0 and (found.middle >= 0 or not template.middle):
+            yield found
+
+
+def _tokens(tokenizer: Tokenizer, template: FimTemplate) -> FimTokens:
     prefix, suffix, middle, repo, file = (
         _first(tokenizer, names)
         for names in (template.prefix, template.suffix, template.middle, template.repo, template.file)
     )
-    if min(prefix, suffix) < 0 or (template.middle and middle < 0):
-        return None
-    names = (*template.prefix, *template.suffix, *template.middle, *template.ends, *COMMON_ENDS)
-    return FimTokens(template, prefix, suffix, middle, repo, file, _named(tokenizer, names))
+    ending = (*template.prefix, *template.suffix, *template.middle, *template.ends, *COMMON_ENDS)
+    names = {found: name for name in ending if (found := tokenizer.token_id(name)) is not None}
+    return FimTokens(template, prefix, suffix, middle, repo, file, names)
 
 
 def _first(tokenizer: Tokenizer, names: tuple[str, ...]) -> int:
     return next((found for name in names if (found := tokenizer.token_id(name)) is not None), -1)
-
-
-def _named(tokenizer: Tokenizer, names: tuple[str, ...]) -> dict[int, str]:
-    return {found: name for name in names if (found := tokenizer.token_id(name)) is not None}
