@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from specdec.atomic_file import replacing
 from specdec.training.collect import Say
 from specdec.training.states import Rows, StateFile
 from specdec.training.texts import Text, TrainingError
@@ -240,16 +240,13 @@ class Trainer:
             "step": self.step, "seconds": self.seconds, "tokens": self.tokens, "loss": self.loss,
             "first": self.first,
         }  # fmt: skip
-        fresh = self._path.with_suffix(".new")
         try:
-            with fresh.open("wb") as file:
+            with replacing(self._path) as file:
                 torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
-            fresh.unlink(missing_ok=True)
-            raise TrainingError(f"--out: {fresh} cannot be written ({error}); free some space, and run again") from None
+            raise TrainingError(
+                f"--out: {self._path} cannot be written ({error}); free some space, and run again"
+            ) from None
 
     def _load(self) -> None:
         try:

@@ -193,7 +193,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_disk_as_it_was(
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("specdec.training.trainer.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     before = set(tmp_path.iterdir())
     with pytest.raises(TrainingError, match=r"No space left on device.*free some space, and run again"):
         trainer.save()
