@@ -585,4 +585,4 @@ def read_mapping(path: Path, of: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold a mapping with {of}")
-    return {name: {} if value is None else value for name, value in data.items()}  # `engine:` alone reads as null
+    return data
