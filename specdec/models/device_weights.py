@@ -300,8 +300,7 @@ def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device
 def _weight_bytes(plan: LinearPlan, source: TensorSource, types: DeviceTypes) -> float:
     """Bytes of each weight of a layer on the device."""
     if _stays_int4(source, types) and _runs_as_one(plan, source):
-        size = source.quantized.group_size
-        group = GROUP_SIZES[-1] if size == -1 else min(size, GROUP_SIZES[-1])
+        group = min(source.group_size(plan.columns), GROUP_SIZES[-1])
         return 1 / 2 + 4 / group  # and its share of a scale with a zero point
     return 1 if types.fp8 else types.rows.itemsize
 
@@ -422,7 +421,7 @@ def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
         raise UnsupportedModelError(f"{where}: bits is {source.quantized.bits}; the GPU kernel reads 4, {WAY_OUT}")
     outputs, inputs = source.shape(role)
     matrix = source.matrix(role, 0, outputs)
-    size = inputs if source.quantized.group_size == -1 else source.quantized.group_size
+    size = source.group_size(inputs)
     try:
         perm = group_order(matrix.groups, size)
     except ValueError as error:

@@ -123,7 +123,7 @@ class QuantizedSource(TensorSource):
             outputs, inputs = columns * per_word, rows
         else:
             outputs, inputs = columns, rows * per_word
-        groups = -(-inputs // self._group_size(inputs))
+        groups = -(-inputs // self.group_size(inputs))
         if not self.quantized.symmetric:
             self._expect(role, parts.zeros, (groups, -(-outputs // per_word)))
         self._expect(role, parts.scales, (groups, outputs))
@@ -148,7 +148,7 @@ class QuantizedSource(TensorSource):
     def groups(self, role: str) -> Tensor:
         """int64 [in], the group of each input channel of quantised matrix ``role``; ModelError where one is none."""
         inputs = self.shape(role)[1]
-        size = self._group_size(inputs)
+        size = self.group_size(inputs)
         straight = torch.arange(inputs) // size
         if not self._has_groups(role):
             return straight
@@ -178,7 +178,7 @@ class QuantizedSource(TensorSource):
         levels = matrix.levels if form.order is None else matrix.levels[:, form.order]
         outputs, inputs = levels.shape
         count = -(-inputs // layout.block)
-        group = torch.arange(count) * layout.block // self._group_size(inputs)
+        group = torch.arange(count) * layout.block // self.group_size(inputs)
         raw = torch.empty(outputs, count, layout.block_bytes, dtype=torch.uint8)
         raw[..., :2] = matrix.scales[:, group, None].half().view(torch.uint8)
         raw[..., 2] = matrix.zeros[:, group]
@@ -190,7 +190,7 @@ class QuantizedSource(TensorSource):
         if not self.is_quantized(role) or self.quantized.bits != 4:
             return None
         outputs, inputs = self.shape(role)
-        size = self._group_size(inputs)
+        size = self.group_size(inputs)
         kinds: tuple[BlockKind, ...] = ("u4_128", "u4_64", "u4_32")
         # of a single group the last block may be short
         kind = next((each for each in kinds if size >= inputs or size % FORMATS[each].block == 0), None)
@@ -204,7 +204,8 @@ class QuantizedSource(TensorSource):
         except ValueError:
             return None
 
-    def _group_size(self, inputs: int) -> int:
+    def group_size(self, inputs: int) -> int:
+        """Input channels that share a scale in a matrix of ``inputs``."""
         return inputs if self.quantized.group_size == -1 else self.quantized.group_size
 
     def _levels(self, role: str, low: int, high: int) -> Tensor:
