@@ -63,9 +63,6 @@ class GraphCache:
         self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph | None] = OrderedDict()  # None: cannot be captured
         self._seen: set[Hashable] = set()
 
-    def __len__(self) -> int:
-        return len(self._graphs)
-
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Queue the work of ``key``."""
         if not self._captures:
@@ -119,7 +116,8 @@ class DeviceNetwork:
         def floats(*shape: int, dtype: torch.dtype = model.weights.final_norm.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._x, self._y = floats(rows, c.hidden_size), floats(rows, c.hidden_size)
+        self.residual = floats(rows, c.hidden_size)  # after the last layer, before the final norm, by the last `hidden`
+        self._y = floats(rows, c.hidden_size)
         self._qkv, self._attended = floats(rows, c.q_size + 2 * c.kv_size), floats(rows, c.q_size)
         self._gate_up = floats(rows, 2 * c.intermediate_size)
         self._chosen = floats(largest.samples, c.hidden_size)
@@ -130,14 +128,10 @@ class DeviceNetwork:
             tuple(t.to(device) for t in rope_tables(c.rope, c.head_dim, max_positions, local=local))
             for local in c.rope.kinds
         ]
-        self._workspace = AttentionWorkspace.allocate(
+        self.workspace = AttentionWorkspace.allocate(
             heads=c.n_heads, kv_heads=c.n_kv_heads, head_dim=c.head_dim, kv_dtype=pool.k.dtype, max_rows=rows,
             max_entries=largest.entries, max_pages=largest.pages, device=device,
         )  # fmt: skip
-
-    def plan_coarsely(self, coarse: bool | None) -> None:
-        """See `AttentionWorkspace.coarse`."""
-        self._workspace = replace(self._workspace, coarse=coarse)
 
     def use_reference_layers(self) -> None:
         """From now on compute linear layers, with their norms and gates, in plain torch."""
@@ -156,7 +150,7 @@ class DeviceNetwork:
     def hidden(self, step: StepArrays) -> None:
         """Compute every row through all layers and write its KV."""
         rows = step.tier.rows
-        x = self._x[:rows]
+        x = self.residual[:rows]
         torch.index_select(cast(Tensor, self._weights.embed), 0, step.tokens, out=x)
         if self._config.embed_scale != 1:
             x.mul_(self._config.embed_scale)
@@ -175,7 +169,7 @@ class DeviceNetwork:
 
     def plan(self, step: StepArrays) -> None:
         """Plan attention for all layers of a step."""
-        attention_plan(step, self._workspace)
+        attention_plan(step, self.workspace)
 
     def attend(self, index: int, qkv: Tensor, out: Tensor | None, step: StepArrays) -> None:
         """Layer ``index``'s attention, after `plan`: q of ``qkv`` is turned in place, K and V go to the pool.
@@ -188,23 +182,18 @@ class DeviceNetwork:
         write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
         if out is not None:
             out = out.view(rows, c.n_heads, c.head_dim)
-            tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window)
+            tree_attention(q, *pools, out, step, self.workspace, scale=c.attn_scale, window=window)
 
     def logits(self, step: StepArrays) -> Tensor:
         """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""
         chosen, logits = self._chosen[: step.tier.samples], self._logits[: step.tier.samples]
-        torch.index_select(self._x[: step.tier.rows], 0, step.logit_rows, out=chosen)
+        torch.index_select(self.residual[: step.tier.rows], 0, step.logit_rows, out=chosen)
         self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
         return logits
 
     def logits_of(self, samples: int) -> Tensor:
         """The first ``samples`` rows that `logits` computed last."""
         return self._logits[:samples]
-
-    @property
-    def residual(self) -> Tensor:
-        """The rows after the last layer, before the final norm, as `hidden` computed them last."""
-        return self._x
 
     def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
         c, rows = self._config, step.tier.rows
@@ -253,13 +242,9 @@ class DeviceDecoder:
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
         self.row_sizes = tiers.rows
         self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, aux_layers)
+        self.aux_hidden_states = self.network.aux_hidden_states
         self.graphs = GraphCache(device)
         self.buffer = StepBuffer(tiers, device, self.graphs.clear)
-
-    @property
-    def aux_hidden_states(self) -> Tensor:
-        """Inputs of the auxiliary layers by the last forward, on the device, in the rows' type."""
-        return self.network.aux_hidden_states
 
     def final_states(self, rows: slice) -> NDArray[np.float64]:
         """See `TargetDecoder.final_states`; waits for the device."""
@@ -268,7 +253,7 @@ class DeviceDecoder:
     def plan_coarsely(self, coarse: bool | None) -> None:
         """Plan attention in long stretches, in short ones, or, None, in the faster way. Results are the same."""
         self.graphs.clear()  # they hold the former choice
-        self.network.plan_coarsely(coarse)
+        self.network.workspace = replace(self.network.workspace, coarse=coarse)
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """See `TargetDecoder.move_kv`; in plain torch, one row after the other."""

@@ -46,11 +46,7 @@ class StepTiers:
         self.rows = _ladder(_ROWS, max_rows)
         self._samples = (0, *_ladder(_ROWS, max_samples))
         self._pages = _ladder(_PAGES, max_pages)
-
-    @property
-    def largest(self) -> StepTier:
-        """The largest tier."""
-        return StepTier(self._entries[-1], self.rows[-1], self._samples[-1], self._pages[-1])
+        self.largest = StepTier(max_entries, max_rows, max_samples, max_pages)  # of all tiers
 
     def of(self, entries: int, rows: int, samples: int, pages: int) -> StepTier:
         """The smallest tier that holds a step.
@@ -129,8 +125,7 @@ class StepArrays(StepRows):
         ):
             array, count = host[name], len(values)
             array[:count] = values
-            if count < len(array):
-                array[count:] = padding
+            array[count:] = padding
         table, pages = host["page_table"], batch.page_table.shape[1]
         table[:entries, :pages] = batch.page_table
         table[:entries, pages:] = 0

@@ -69,15 +69,12 @@ class DeviceLinear(ABC):
     residual may be out itself. Rows and bias have the model's type for rows.
     """
 
+    nbytes: int  # of weights that one pass reads
+
     def __init__(
         self, n: int, k: int, bias: Tensor | None, scratch: LayerScratch, kind: LinearKind, group: int = GROUP_SIZES[-1]
     ) -> None:
         self.n, self.k, self._bias, self._scratch, self.kind, self.group = n, k, bias, scratch, kind, group
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of weights one pass reads."""
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
         """The layer of rms(x) * norm; x [rows, k]."""
@@ -106,11 +103,7 @@ class DenseLinear(DeviceLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None, scratch: LayerScratch) -> None:
         n, k = weight.shape
         super().__init__(n, k, bias, scratch, DENSE_KINDS[weight.dtype])
-        self.weight = weight
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.numel() * self.weight.element_size()
+        self.weight, self.nbytes = weight, weight.nbytes
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         linear(x, self.weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
@@ -126,10 +119,7 @@ class Fp8Linear(DeviceLinear):
         n, k = weight.shape
         super().__init__(n, k, bias, scratch, "fp8")
         self._weight, self._scale = weight, scale
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.numel() + 4 * self._scale.numel()
+        self.nbytes = weight.nbytes + scale.nbytes
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
         self._run(x, "rms", out, None, norm, eps)
@@ -161,11 +151,7 @@ class Int4Linear(DeviceLinear):
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None, scratch: LayerScratch) -> None:
         super().__init__(weight.n, weight.k, bias, scratch, "int4", weight.group)
-        self._weight = weight
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
+        self._weight, self.nbytes = weight, weight.nbytes
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         linear_int4(x, self._weight, out, workspace=self._scratch.workspace, bias=self._bias, residual=residual)
@@ -181,11 +167,7 @@ class ReferenceLinear(DeviceLinear):
 
     def __init__(self, layer: DeviceLinear) -> None:
         super().__init__(layer.n, layer.k, layer._bias, layer._scratch, layer.kind, layer.group)
-        self._layer = layer
-
-    @property
-    def nbytes(self) -> int:
-        return self._layer.nbytes
+        self._layer, self.nbytes = layer, layer.nbytes
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
         self.plain(rms_norm(x.float(), norm.float(), eps), out)

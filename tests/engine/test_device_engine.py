@@ -250,7 +250,7 @@ def test_the_estimate_equals_the_allocated_memory(aux_layers: tuple[int, ...]) -
     network, pool = decoder.network, decoder.pool
     workspace = SamplingWorkspace.allocate(40, SamplingPlan.of(SMALL.vocab_size), meta)
     rows = (
-        network._x,
+        network.residual,
         network._y,
         network._qkv,
         network._attended,
@@ -260,7 +260,7 @@ def test_the_estimate_equals_the_allocated_memory(aux_layers: tuple[int, ...]) -
     )
     taken = {
         "KV cache": (pool.k, pool.v),
-        "attention's partial sums": (network._workspace.partials, network._workspace.peaks),
+        "attention's partial sums": (network.workspace.partials, network.workspace.peaks),
         "rotary tables": [table for pair in network._angles for table in pair],
         "rows": rows,
         "logits": (network._logits,),

@@ -63,7 +63,7 @@ def poison_changes(decoder: DeviceDecoder) -> list[str]:
     for value in vars(network).values():
         if isinstance(value, Tensor) and value.is_floating_point():
             value.fill_(torch.nan)
-    poison(network._workspace)
+    poison(network.workspace)
     for layer in decoder.model.weights.layers:
         for linear in layer.linears:
             linear._scratch.scales.fill_(torch.nan)
