@@ -46,16 +46,12 @@ class DraftModel(Student):
     def __init__(self, model: Any, rank: int) -> None:
         super().__init__()
         self.model, self._rank = model.train(), rank
+        self.vocab_size = int(model.config.vocab_size)  # rows of the output table
         if rank:
             model.requires_grad_(False)
             random = torch.Generator().manual_seed(0)
             for layer in self._linear_layers():
                 parametrize.register_parametrization(layer, "weight", _LowRank(layer.weight, rank, random))
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the output table."""
-        return int(self.model.config.vocab_size)
 
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.model.base_model.modules() if isinstance(layer, nn.Linear)]
