@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 MAX_FAULTS = 3  # consecutive faulty calls after which a drafter is suspended for all sequences
 SUSPENSION_S = 300.0  # seconds
 STALL_MS = 2000.0  # milliseconds of one call; a longer one is a fault
-MIN_SCORE = -1e6  # log-chance; lower ones are malformed
 PREFILL_PER_STALL = 64  # tokens of prefill that allow a call another ``stall_ms``
 
 
@@ -173,32 +172,15 @@ class DrafterManager:
     def _is_well_formed(self, name: str, task: DraftTask, tree: TokenTree) -> bool:
         """Whether ``tree`` is well-formed and within the task's limits."""
         try:
-            check_tree(tree.tokens, tree.parents, self._vocab_size)
+            check_tree(tree, self._vocab_size, self._cells)
             if tree.tokens[0] != task.sequence.tokens[-1]:
                 raise ValueError("the root is not the pending token")
             if len(tree) - 1 > task.max_nodes:
                 raise ValueError(f"{len(tree) - 1} nodes, at most {task.max_nodes} are allowed")
-            self._check_annotations(tree)
         except Exception as error:
             self._disable(name, [task.sequence], f"returned a malformed tree ({error})")
             return False
         return True
-
-    def _check_annotations(self, tree: TokenTree) -> None:
-        """Raise ValueError if scores, depths, cells or sources are malformed."""
-        n = len(tree)
-        if not n == len(tree.scores) == len(tree.depths) == len(tree.cells) == len(tree.sources):
-            raise ValueError("scores, depths, cells and sources: must be one per node")
-        for node in range(1, n):
-            parent, score, cell = tree.parents[node], tree.scores[node], tree.cells[node]
-            if not (MIN_SCORE < score <= 0.0 and score - tree.scores[parent] <= 1e-9):
-                raise ValueError(f"scores: node {node} has {score}, must be finite and at most its parent's")
-            if tree.depths[node] != tree.depths[parent] + 1 or type(tree.tokens[node]) is not int:
-                raise ValueError(f"depths, tokens: node {node} has {tree.depths[node]}, {tree.tokens[node]!r}")
-            if type(cell) is not int or not -1 <= cell < self._cells:
-                raise ValueError(f"cells: node {node} names {cell!r} of {self._cells}")
-            if not all(type(source) is str for source in tree.sources[node]):
-                raise ValueError(f"sources: node {node} names {tree.sources[node]!r}")
 
     def _count_fault(self, name: str) -> None:
         self._faults[name] += 1

@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from specdec.core.fields import MAX_DRAFT_NODES
 
 MAX_NODES = MAX_DRAFT_NODES + 1  # of a tree that one drafter proposes or a forward verifies, the root included
+MIN_SCORE = -1e6  # log-chance of a node; lower ones are malformed
 
 
 class TokenTree:
     """Nodes in topological order, as parallel lists. Node 0 is the pending token: committed, its KV not yet computed.
 
-    Children of a node hold distinct tokens, so proposals merge into one trie. A tree of one node is plain decode.
+    Children of a node hold distinct tokens, so proposals merge into one trie. A drafter never scores a node above
+    its parent (`check_tree`). A tree of one node is plain decode.
     """
 
     __slots__ = ("_children", "cells", "depths", "parents", "scores", "sources", "tokens")
@@ -83,22 +85,12 @@ class TokenTree:
             node = child
         return nodes
 
-    def capped_scores(self) -> list[float]:
-        """Scores in which no node exceeds its parent."""
-        capped, parents = list(self.scores), self.parents
-        for node in range(1, len(capped)):
-            above = capped[parents[node]]
-            if capped[node] > above:
-                capped[node] = above
-        return capped
-
     def subtree(self, kept: Iterable[int]) -> TokenTree:
         """The tree of the nodes ``kept``, given best first and with every node's parent among them (or the root).
 
         Its nodes are in depth-first order, best child first: so the likely path lies at slots that are its positions,
-        and its KV needs no move when accepted. A node's score is capped by its parent's.
+        and its KV needs no move when accepted.
         """
-        capped = self.capped_scores()
         children: dict[int, list[int]] = {}
         for node in kept:
             children.setdefault(self.parents[node], []).append(node)
@@ -106,21 +98,34 @@ class TokenTree:
         stack = [(node, 0) for node in reversed(children.get(0, []))]
         while stack:
             node, parent = stack.pop()
-            new = out.add(parent, self.tokens[node], capped[node], self.sources[node], self.cells[node])
+            new = out.add(parent, self.tokens[node], self.scores[node], self.sources[node], self.cells[node])
             stack.extend((child, new) for child in reversed(children.get(node, [])))
         return out
 
 
-def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
-    """Check a drafter's tree.
+def check_tree(tree: TokenTree, vocab_size: int, cells: int) -> None:
+    """Check a drafter's tree. cells: number of calibration cells that nodes may name.
 
     Raises:
-        ValueError: lengths differ, a parent does not precede its child, or a token is no id of the vocabulary.
+        ValueError: lists differ in length, a parent does not precede its child, or a token, score, cell or source is
+            out of range.
     """
-    if len(tokens) != len(parents):
-        raise ValueError(f"tree: {len(tokens)} tokens but {len(parents)} parents")
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if not -1 <= parent < node or (parent == -1) != (node == 0):
+    n = len(tree)
+    if any(len(each) != n for each in (tree.parents, tree.depths, tree.scores, tree.sources, tree.cells)):
+        raise ValueError("parents, depths, scores, sources and cells: must be one per node")
+    if (tree.parents[0], tree.depths[0], tree.scores[0]) != (-1, 0, 0.0):
+        raise ValueError("the root: must have no parent, depth 0 and score 0")
+    for node in range(1, n):
+        token, parent, score, cell = tree.tokens[node], tree.parents[node], tree.scores[node], tree.cells[node]
+        if not 0 <= parent < node:
             raise ValueError(f"parents: node {node} names parent {parent}")
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"tokens: node {node} holds {token}, the vocabulary ends at {vocab_size}")
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ValueError(f"tokens: node {node} holds {token!r}, the vocabulary ends at {vocab_size}")
+        if tree.depths[node] != tree.depths[parent] + 1:
+            raise ValueError(f"depths: node {node} has {tree.depths[node]}")
+        if not MIN_SCORE < score <= tree.scores[parent]:
+            raise ValueError(f"scores: node {node} has {score}, must be finite and at most its parent's")
+        if type(cell) is not int or not -1 <= cell < cells:
+            raise ValueError(f"cells: node {node} names {cell!r} of {cells}")
+        if not all(type(source) is str for source in tree.sources[node]):
+            raise ValueError(f"sources: node {node} names {tree.sources[node]!r}")

@@ -27,7 +27,7 @@ def by_path(tree: TokenTree) -> dict[tuple[int, ...], tuple[str, ...]]:
 @given(forests)
 def test_all_proposals_are_merged_with_credit_for_each(forest: tuple[TokenTree, ...]) -> None:
     merged = merge(forest)
-    check_tree(merged.tokens, merged.parents, 10)
+    check_tree(merged, 10, 0)
     assert paths(merged) == set().union(*map(paths, forest))
     for path, sources in by_path(merged).items():
         assert sorted(sources) == [name for name, tree in zip("abc", forest, strict=True) if path in paths(tree)]

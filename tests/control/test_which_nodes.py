@@ -26,7 +26,7 @@ def value(
     n: int, kept: list[list[int]], forest: list[TokenTree], curve: list[float], rows: int, draft_ms: float
 ) -> float:
     """Expected tokens per millisecond of verifying these nodes."""
-    chances = [math.exp(tree.capped_scores()[node]) for tree, nodes in zip(forest, kept, strict=True) for node in nodes]
+    chances = [math.exp(tree.scores[node]) for tree, nodes in zip(forest, kept, strict=True) for node in nodes]
     return (n + sum(chances)) / (draft_ms + float(curve[rows + len(chances)]))
 
 
@@ -197,14 +197,6 @@ def test_of_equal_probabilities_the_parent_is_first() -> None:
     curve = [0.0, 10, 10.1, 30, 50]
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):
         assert choose([make_one()], [make_tree(edges)], curve[1:], 0.0).kept == [[1]]
-
-
-def test_a_score_above_its_parents_counts_as_its_parents() -> None:
-    tree = TokenTree(0)
-    tree.add(0, 1, math.log(0.01), "s")
-    tree.add(1, 2, math.log(0.99), "s")
-    curve = [0.0, 10, 11, 12, 13]
-    assert choose([make_one()], [tree], curve[1:], 0.0).kept == [[]]
 
 
 def test_likely_nodes_displace_the_unlikely_ones_of_a_full_tree() -> None:

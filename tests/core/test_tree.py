@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,14 @@ from specdec.core.tree import TokenTree, check_tree
 
 def build(moves: list[tuple[int, int, float]]) -> TokenTree:
     tree = TokenTree(7)
-    for parent, token, score in moves:
-        tree.add(parent % len(tree), token, score, "t")
+    for parent, token, chance in moves:
+        tree.add(parent % len(tree), token, tree.scores[parent % len(tree)] + chance, "t")
     return tree
+
+
+def described(tree: TokenTree, nodes: Iterable[int]) -> dict[tuple[int, ...], tuple[object, ...]]:
+    """By path, what a subtree keeps of a node."""
+    return {tuple(tree.path_tokens(n)): (tree.scores[n], tree.sources[n], tree.cells[n], tree.depths[n]) for n in nodes}
 
 
 moves = st.lists(
@@ -24,7 +31,7 @@ moves = st.lists(
 @given(moves)
 def test_children_are_distinct_and_found(made: list[tuple[int, int, float]]) -> None:
     tree = build(made)
-    check_tree(tree.tokens, tree.parents, 10)
+    check_tree(tree, 10, 0)
     edges = list(zip(tree.parents[1:], tree.tokens[1:], strict=True))
     assert len(edges) == len(set(edges))
     for node in range(1, len(tree)):
@@ -42,27 +49,13 @@ def test_a_subtree_keeps_its_nodes_in_depth_first_order(
     for node in data.draw(st.permutations(range(1, len(tree)))):
         if tree.parents[node] == 0 or tree.parents[node] in kept:
             kept.append(node)
-    capped = tree.capped_scores()
     out = tree.subtree(kept)
-    described = {tuple(tree.path_tokens(n)): (capped[n], tree.sources[n], tree.cells[n], tree.depths[n]) for n in kept}
-    found = {
-        tuple(out.path_tokens(n)): (out.scores[n], out.sources[n], out.cells[n], out.depths[n])
-        for n in range(1, len(out))
-    }
-    assert found == described
+    assert described(out, range(1, len(out))) == described(tree, kept)
     for node in range(2, len(out)):
         parent = out.parents[node]
         assert parent == node - 1 or node - 1 not in out.path(parent)
     if kept:
         assert out.path_tokens(1) == tree.path_tokens(kept[0])  # the best comes first
-
-
-@given(moves)
-def test_capped_scores_never_rise_along_a_path(made: list[tuple[int, int, float]]) -> None:
-    tree = build(made)
-    capped = tree.capped_scores()
-    for node in range(1, len(tree)):
-        assert capped[node] == min([tree.scores[n] for n in tree.path(node)])
 
 
 def test_adding_twice_merges_keeps_the_better_score_with_its_cell_and_credits_both() -> None:
@@ -96,17 +89,3 @@ def test_the_same_token_under_another_parent_is_another_node() -> None:
 def test_a_node_needs_a_parent() -> None:
     with pytest.raises(ValueError, match="parent"):
         TokenTree(1).add(1, 0, 0.0, "")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "parents", "message"),
-    [
-        ([1, 2], [-1], "parents"),
-        ([1, 2], [-1, 1], "node 1"),
-        ([1, 2], [-1, -1], "node 1"),
-        ([1, 9], [-1, 0], "holds 9"),
-    ],
-)
-def test_check_tree_rejects(tokens: list[int], parents: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_tree(tokens, parents, 9)

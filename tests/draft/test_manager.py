@@ -81,6 +81,8 @@ GARBAGE: dict[str, Make] = {
     "cycle": spoilt(lambda t: set_item(t.parents, 1, 2)),
     "own parent": spoilt(lambda t: set_item(t.parents, 1, 1)),
     "two roots": spoilt(lambda t: set_item(t.parents, 1, -1)),
+    "root with a parent": spoilt(lambda t: set_item(t.parents, 0, 0)),
+    "root above certainty": spoilt(lambda t: set_item(t.scores, 0, 1.0)),
     "token missing": spoilt(lambda t: t.tokens.pop()),
     "score NaN": spoilt(lambda t: set_item(t.scores, 2, math.nan)),
     "score above 0": spoilt(lambda t: set_item(t.scores, 2, 0.5)),

@@ -95,14 +95,14 @@ def _candidates(
         n = len(tree.tokens) - 1
         if not n:
             continue
-        scores = tree.capped_scores()
+        scores = tree.scores
         mine: Sequence[int] = range(1, n + 1)
         cap = min(one.nodes, first_cap) if one.first and not one.forced and one.due <= 1 else one.nodes
         if n > cap:
             mine = sorted(mine, key=lambda node: (-scores[node], node))[:cap]
         owners += [i] * len(mine)
         nodes += mine
-        chances += [math.exp(min(0.0, scores[node])) for node in mine]
+        chances += [math.exp(scores[node]) for node in mine]
     return owners, nodes, chances
 
 
