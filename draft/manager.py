@@ -45,7 +45,8 @@ class DrafterManager:
         cells: int = 0,
     ) -> None:
         self._drafters = {d.name: d for d in drafters}
-        self.model_based = {d.name: d.model_based for d in drafters}  # whether proposing takes a model's forward
+        self.lookups = [d.name for d in drafters if not d.model_based]
+        self.models = [d.name for d in drafters if d.model_based]  # whose proposals take a forward
         self.tree_rows = {d.name: d.tree_rows for d in drafters}  # see `Drafter`
         self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
         self._begun: dict[Sequence, list[Drafter]] = {}  # per sequence, the drafters that started it

@@ -146,8 +146,8 @@ class Drafting:
         """Per sequence, the matches of lookup drafters that have one. They read prompts while these are prefilled."""
         manager = self._manager
         found: dict[Sequence, dict[str, Match]] = {entry.seq: {} for entry in entries}
-        for name, model_based in manager.model_based.items():
-            able = [] if model_based else [seq for seq in found if manager.may_propose(name, seq)]
+        for name in manager.lookups:
+            able = [seq for seq in found if manager.may_propose(name, seq)]
             for seq, match in zip(able, manager.match(name, able), strict=True) if able else ():
                 if match:
                     found[seq][name] = match
@@ -155,9 +155,9 @@ class Drafting:
 
     def _may_draft(self, sampling: Seq[PlanEntry], matches: Mapping[Sequence, Mapping[str, Match]]) -> bool:
         """Whether a model-based drafter, or a lookup drafter with a match, may propose in this step."""
-        models = [name for name, model_based in self._manager.model_based.items() if model_based]
+        manager = self._manager
         return any(
-            entry.nodes and (matches[entry.seq] or any(self._manager.may_propose(name, entry.seq) for name in models))
+            entry.nodes and (matches[entry.seq] or any(manager.may_propose(name, entry.seq) for name in manager.models))
             for entry in sampling
         )
 
@@ -181,17 +181,10 @@ class Drafting:
         seq, manager = entry.seq, self._manager
         if seq.history is None:  # mode OFF: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
-        pending_prefill = {
-            name: manager.pending_prefill(name, seq)
-            for name, model_based in manager.model_based.items()
-            if model_based and manager.may_propose(name, seq)
-        }
-        # A fault above disables a drafter
-        drafters = [
-            name
-            for name, model_based in manager.model_based.items()
-            if (manager.may_propose(name, seq) if model_based else name in matches)
-        ]
+        able = [name for name in manager.models if manager.may_propose(name, seq)]
+        pending_prefill = {name: manager.pending_prefill(name, seq) for name in able}
+        # A fault there disables a drafter
+        drafters = [*matches, *(name for name in able if manager.may_propose(name, seq))]
         return SequenceInputs(
             seq.history,
             seq.tokens[-1],

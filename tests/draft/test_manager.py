@@ -410,7 +410,7 @@ def test_a_sequence_that_never_started_may_end() -> None:
 
 def test_which_drafters_run_a_model() -> None:
     panel = DrafterManager([Scripted("a", chain()), Scripted("b", chain(), model_based=True)], VOCAB)
-    assert panel.model_based == {"a": False, "b": True}
+    assert (panel.lookups, panel.models) == (["a"], ["b"])
 
 
 def test_a_tree_of_the_maximum_size_is_valid() -> None:
