@@ -25,16 +25,10 @@ class GrammarDrafter(Drafter):
         grammars = [sequence.sampling.grammar for sequence in sequences]
         return [Match.STRONG if grammar is not None and grammar.forced((), 1) else Match.NONE for grammar in grammars]
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        return [_one(task) for task in tasks]
-
-
-def _one(task: DraftTask) -> TokenTree:
-    tree = TokenTree(task.sequence.tokens[-1])
-    grammar, room = task.sequence.sampling.grammar, min(task.max_nodes, task.max_depth)
-    node = 0
-    for token in grammar.forced((), room) if grammar is not None and room > 0 else ():
-        node = task.add(tree, node, token, CERTAINTY)
-        if node < 0:
-            break
-    return tree
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        grammar, room = task.sequence.sampling.grammar, min(task.max_nodes, task.max_depth)
+        node = 0
+        for token in grammar.forced((), room) if grammar is not None and room > 0 else ():
+            node = task.add(tree, node, token, CERTAINTY)
+            if node < 0:
+                break

@@ -128,15 +128,8 @@ class IndexDrafter(Drafter):
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
         return [self._readers[sequence].match(sequence.tokens) for sequence in sequences]
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees = []
-        for task in tasks:
-            tree = TokenTree(task.sequence.tokens[-1])
-            spans = self._readers[task.sequence].spans
-            if spans:
-                expand(task, tree, spans, children)
-            trees.append(tree)
-        return trees
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        expand(task, tree, self._readers[task.sequence].spans, children)
 
     def end(self, sequence: Sequence) -> None:
         self._readers.pop(sequence, None)

@@ -168,13 +168,9 @@ class PredictionDrafter(Drafter):
             found.append(Match.NONE if ended else Match.STRONG)
         return found
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees = []
-        for task in tasks:
-            tree, cursor = TokenTree(task.sequence.tokens[-1]), self._cursors[task.sequence]
-            _grow(task, tree, cursor.index.tokens, cursor.places)
-            trees.append(tree)
-        return trees
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        cursor = self._cursors[task.sequence]
+        _grow(task, tree, cursor.index.tokens, cursor.places)
 
     def end(self, sequence: Sequence) -> None:
         self._cursors.pop(sequence, None)

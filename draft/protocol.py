@@ -68,7 +68,7 @@ class DraftTask:
 class Drafter:
     """Proposes trees. A wrong, slow or broken drafter cannot change the output.
 
-    Only `propose` is required.
+    Required is `fill`, or `propose` for a drafter that drafts for several sequences together.
     """
 
     name: str
@@ -80,7 +80,15 @@ class Drafter:
     model-based drafter grows a level in each forward."""
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""
+        """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes. By default `fill` adds
+        these, tree by tree."""
+        trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
+        for task, tree in zip(tasks, trees, strict=True):
+            self.fill(task, tree)
+        return trees
+
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        """Add the draft nodes of ``task`` to ``tree``, which is the pending token alone."""
         raise NotImplementedError
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:

@@ -163,15 +163,8 @@ class SuffixDrafter(Drafter):
         self._library.work(max(budget, WRITTEN_AT_ONCE))
         return found
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        trees = []
-        for task in tasks:
-            tree = TokenTree(task.sequence.tokens[-1])
-            contexts = self._readers[task.sequence].contexts()
-            if contexts:
-                expand(task, tree, contexts, children)
-            trees.append(tree)
-        return trees
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        expand(task, tree, self._readers[task.sequence].contexts(), children)
 
     def end(self, sequence: Sequence) -> None:
         """Store the sequence's text for later ones."""

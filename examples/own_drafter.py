@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence as Seq
 
 import specdec  # noqa: F401  # puts the package `draft` on the path
 
@@ -47,22 +46,17 @@ class BigramDrafter(Drafter):
         """A new sequence: there is nothing to remember yet."""
         self._next[sequence], self._read[sequence] = {}, 2
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """A chain for each."""
-        return [self._chain(task) for task in tasks]
-
-    def _chain(self, task: DraftTask) -> TokenTree:
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        """A chain."""
         sequence, tokens = task.sequence, task.sequence.tokens
         follower = self._next[sequence]
         for i in range(self._read[sequence], len(tokens)):
             follower[tokens[i - 2], tokens[i - 1]] = tokens[i]
         self._read[sequence] = max(2, len(tokens))
-        tree, node = TokenTree(tokens[-1]), 0
-        last = tuple(tokens[-2:])
+        node, last = 0, tuple(tokens[-2:])
         while node >= 0 and last in follower:
             node = task.add(tree, node, follower[last], SURE)  # -1 where there is no room for more
             last = (last[1], follower[last])
-        return tree
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""

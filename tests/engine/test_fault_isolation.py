@@ -74,7 +74,7 @@ CALLS: list[tuple[type | ModuleType, str, str]] = [
     (DrafterManager, "may_draft", "drafting"),
     (DrafterManager, "pending_prefill", ""),
     (SuffixDrafter, "begin", ""),
-    (SuffixDrafter, "propose", ""),
+    (SuffixDrafter, "fill", ""),
     (SuffixDrafter, "end", ""),
     (Controller, "enter", "drafting"),
     (Controller, "decide", ""),
