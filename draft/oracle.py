@@ -8,7 +8,6 @@ import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
@@ -16,24 +15,16 @@ from specdec.core.tree import TokenTree
 from specdec.errors import ConfigError
 
 MAX_OUTPUTS = 1024  # remembered outputs, the most recently used ones
+TRIES = 8  # draws of a wrong token
 PREFIX = "oracle:"
 _MIN_RATE = 1e-6  # lower bound of a proposal's probability, so that its log is finite
-
-
-@dataclass(slots=True)
-class _Running:
-    """A sequence that runs."""
-
-    key: bytes  # of its request
-    vocabulary: list[int] = field(default_factory=list)  # tokens that errors are drawn from
 
 
 class OracleDrafter(Drafter):
     """Proposes a request's remembered output as a chain in which each token is right with probability ``rate``.
 
-    Errors depend on (request, position) alone, so runs are reproducible. A wrong token is another one of the same
-    prompt and output; the chain ends one node after it. A request that is new, or whose output differs from the
-    remembered one, gets the empty tree.
+    Errors depend on (request, position) alone, so runs are reproducible. A wrong token is one of the prompt; the chain
+    ends one node after it. A request that is new, or whose output differs from the remembered one, gets the empty tree.
 
     rate: within 0..1.
     """
@@ -42,7 +33,7 @@ class OracleDrafter(Drafter):
         self.name = f"{PREFIX}{rate:g}"
         self._rate = rate
         self._outputs: OrderedDict[bytes, list[int]] = OrderedDict()
-        self._running: dict[Sequence, _Running] = {}
+        self._keys: dict[Sequence, bytes] = {}  # of the running sequences' requests
 
     @classmethod
     def parse(cls, name: str) -> OracleDrafter | None:
@@ -62,54 +53,41 @@ class OracleDrafter(Drafter):
         return cls(rate)
 
     def begin(self, sequence: Sequence) -> None:
-        key = _key(sequence)
+        key = self._keys[sequence] = _key(sequence)
         if key in self._outputs:
             self._outputs.move_to_end(key)
-        self._running[sequence] = _Running(key)
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        return [self._one(task) for task in tasks]
-
-    def _one(self, task: DraftTask) -> TokenTree:
-        sequence = task.sequence
-        tree = TokenTree(sequence.tokens[-1])
-        running = self._running[sequence]
-        output = self._outputs.get(running.key)
-        done = sequence.n_output
+    def fill(self, task: DraftTask, tree: TokenTree) -> None:
+        sequence, done = task.sequence, task.sequence.n_output
+        output = self._outputs.get(self._keys[sequence])
         if output is None or task.max_nodes == 0 or sequence.tokens[sequence.n_prompt :] != output[:done]:
-            return tree
+            return
         node, behind_error = 0, False
         for position in range(done, len(output)):
-            token = output[position] if behind_error else self._guess(running, sequence, output, position)
+            token = output[position] if behind_error else self._guess(sequence, output, position)
             if token < 0:
                 break
             node = task.add(tree, node, token, max(self._rate, _MIN_RATE))
             if node < 0 or behind_error:
                 break
             behind_error = token != output[position]
-        return tree
 
-    def _guess(self, running: _Running, sequence: Sequence, output: Seq[int], position: int) -> int:
-        """The token at ``position``, or with probability 1 - rate another one; -1 if there is no other."""
-        draws = random.Random(running.key + position.to_bytes(8, "little"))
+    def _guess(self, sequence: Sequence, output: Seq[int], position: int) -> int:
+        """The token at ``position``, or with probability 1 - rate another one; -1 if `TRIES` draws find none."""
+        draws = random.Random(self._keys[sequence] + position.to_bytes(8, "little"))
         if draws.random() < self._rate:
             return output[position]
-        if not running.vocabulary:
-            running.vocabulary = sorted({*sequence.request.prompt_ids, *output})
-        others = len(running.vocabulary) - 1
-        if not others:
-            return -1
-        token = running.vocabulary[draws.randrange(others)]
-        return token if token != output[position] else running.vocabulary[-1]
+        wrong = draws.choices(sequence.request.prompt_ids, k=TRIES)
+        return next((token for token in wrong if token != output[position]), -1)
 
     def end(self, sequence: Sequence) -> None:
         """Remember the output unless a longer one that begins with it is remembered."""
-        running = self._running.pop(sequence, None)
-        if running is None:
+        key = self._keys.pop(sequence, None)
+        if key is None:
             return
         output = sequence.tokens[sequence.n_prompt :]
-        known = self._outputs.pop(running.key, [])
-        self._outputs[running.key] = known if known[: len(output)] == output else output
+        known = self._outputs.pop(key, [])
+        self._outputs[key] = known if known[: len(output)] == output else output
         while len(self._outputs) > MAX_OUTPUTS:
             self._outputs.popitem(last=False)
 

@@ -46,7 +46,7 @@ def test_rate_zero_is_always_wrong() -> None:
         assert len(tree) == 3  # the wrong token and one more behind it
         assert tree.parents == [-1, 0, 1]
         assert tree.tokens[1] != token
-        assert tree.tokens[1] in PROMPT + OUTPUT
+        assert tree.tokens[1] in PROMPT
         sequence.tokens.append(token)
 
 
