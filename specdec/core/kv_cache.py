@@ -154,49 +154,37 @@ class PrefixIndex:
 
     def __init__(self, n_pages: int) -> None:
         self.draft_ready = bytearray(n_pages)  # by page, 1: it holds the draft model's KV too
-        self._page_of: dict[bytes, int] = {}
-        self._key_of: list[bytes | None] = [None] * n_pages
-        self._partial: dict[bytes, PartialBlock] = {}  # by the key before
+        self.page_of: dict[bytes, int] = {}  # by the key of its content
+        self.key_of: list[bytes | None] = [None] * n_pages  # by page; None: no full page of the cache
+        self.partial: dict[bytes, PartialBlock] = {}  # by the key before
         self._partial_parent: dict[int, bytes] = {}  # by the page of a partial block, the key before
-
-    def partial(self, previous: bytes) -> PartialBlock | None:
-        """The partial block after key ``previous``."""
-        return self._partial.get(previous)
 
     def add_partial(self, previous: bytes, block: PartialBlock) -> None:
         """Index a block after key ``previous``, which has none."""
-        self._partial[previous] = block
+        self.partial[previous] = block
         self._partial_parent[block.page] = previous
 
     def forget_drafts(self) -> None:
         """Mark the draft model's KV of all pages as lost."""
         self.draft_ready[:] = bytes(len(self.draft_ready))
-        for block in self._partial.values():
+        for block in self.partial.values():
             block.n_drafted = 0
-
-    def page(self, key: bytes) -> int | None:
-        """The page that holds ``key``'s content."""
-        return self._page_of.get(key)
-
-    def key(self, page: int) -> bytes | None:
-        """The key of a full page; None if it is not indexed."""
-        return self._key_of[page]
 
     def add(self, page: int, key: bytes) -> None:
         """Index ``page`` under ``key``, which no page holds yet."""
-        self._page_of[key] = page
-        self._key_of[page] = key
+        self.page_of[key] = page
+        self.key_of[page] = key
         self.draft_ready[page] = 0
 
     def remove(self, page: int) -> None:
         """Remove an indexed page."""
         if (previous := self._partial_parent.pop(page, None)) is not None:
-            del self._partial[previous]
+            del self.partial[previous]
             return
-        key = self._key_of[page]
+        key = self.key_of[page]
         assert key is not None  # the page is indexed
-        del self._page_of[key]
-        self._key_of[page] = None
+        del self.page_of[key]
+        self.key_of[page] = None
         self.draft_ready[page] = 0
 
 
@@ -314,12 +302,12 @@ class KvCacheManager:
         full = min(seq.n_computed // PAGE_SIZE, len(seq.pages))
         for depth in range(seq.n_published, full):
             extend_keys(seq.page_keys, seq.tokens, seq.salt, depth + 1)
-            if self._index.page(seq.page_keys[depth]) is None:
+            if seq.page_keys[depth] not in self._index.page_of:
                 self._add(seq, depth)
         seq.n_published = full
         ready = min(seq.draft_computed // PAGE_SIZE, full)
         for page in seq.pages[seq.n_draft_published : ready]:
-            if self._index.key(page) is not None:
+            if self._index.key_of[page] is not None:
                 self._index.draft_ready[page] = 1
         seq.n_draft_published = ready
 
@@ -330,12 +318,12 @@ class KvCacheManager:
         for depth in range(len(seq.pages) - 1, -1, -1):
             page = seq.pages[depth]
             if depth < seq.n_published:
-                known = index.page(seq.page_keys[depth])
+                known = index.page_of.get(seq.page_keys[depth])
                 if known is None:  # a page of the same key was evicted; without one the deeper pages are lost
                     self._add(seq, depth)
                 elif known != page:  # the other page of this key must outlive the deeper pages
                     pool.touch(known)
-            pool.drop(page, keep=index.key(page) is not None or page == partial)
+            pool.drop(page, keep=index.key_of[page] is not None or page == partial)
         seq.pages = []
         seq.n_published = seq.n_draft_published = 0
 
@@ -366,14 +354,14 @@ class KvCacheManager:
         """Cache the first ``n_filled`` pages of a load and free the others."""
         index, first = self._index, len(load.cached)
         for depth in range(first, first + n_filled):
-            if index.page(load.keys[depth]) is None:
+            if load.keys[depth] not in index.page_of:
                 self._add_page(load.pages[depth - first], load.keys, depth, load.tokens, load.salt)
         pages = load.cached + load.pages
         for key, page in zip(reversed(load.keys), reversed(pages), strict=True):  # the deepest are evicted first
-            known = index.page(key)
+            known = index.page_of.get(key)
             if known is not None and known != page:  # computed meanwhile; it must outlive the deeper pages
                 self._pool.touch(known)
-            self._pool.drop(page, keep=index.key(page) is not None)
+            self._pool.drop(page, keep=index.key_of[page] is not None)
 
     def forget_drafts(self) -> None:
         """Mark the draft model's KV as lost after a swap. The caller sets ``draft_computed`` of sequences to 0."""
@@ -399,7 +387,7 @@ class KvCacheManager:
         if self.prefix_cache:
             for depth in range((len(tokens) - 1) // PAGE_SIZE):
                 extend_keys(keys, tokens, salt, depth + 1)
-                page = self._index.page(keys[depth])
+                page = self._index.page_of.get(keys[depth])
                 if page is None:
                     break
                 if drafted == depth and self._index.draft_ready[page]:
@@ -413,7 +401,7 @@ class KvCacheManager:
         if not self._partial_blocks:
             return hit
         n_full = len(hit.pages)
-        block = self._index.partial(keys[n_full - 1] if n_full else root_key(salt))
+        block = self._index.partial.get(keys[n_full - 1] if n_full else root_key(salt))
         if block is None:
             return hit
         shared = common_length(block.tokens, tokens[hit.n_tokens : len(tokens) - 1])
@@ -429,7 +417,7 @@ class KvCacheManager:
             return None
         page, start = seq.pages[depth], depth * PAGE_SIZE
         previous = seq.page_keys[depth - 1] if depth else root_key(seq.salt)
-        if (former := self._index.partial(previous)) is not None:
+        if (former := self._index.partial.get(previous)) is not None:
             self._pool.evict(former.page)
         drafted = min(max(0, seq.draft_computed - start), rest)
         block = PartialBlock(page, array("i", seq.tokens[start : start + rest]), drafted)
@@ -440,7 +428,7 @@ class KvCacheManager:
         """Index page ``depth`` of ``seq`` after those before it that have left the index: a page can only be found, and
         a reader of the events can only place it, if the one before is indexed."""
         first, keys = depth, seq.page_keys
-        while first and self._index.page(keys[first - 1]) is None:
+        while first and keys[first - 1] not in self._index.page_of:
             first -= 1
         for each in range(first, depth + 1):
             self._add_page(seq.pages[each], keys, each, seq.tokens, seq.salt)
@@ -455,7 +443,7 @@ class KvCacheManager:
 
     def _evicted(self, page: int) -> None:
         """An idle page loses its content."""
-        if (key := self._index.key(page)) is not None:
+        if (key := self._index.key_of[page]) is not None:
             for follower in self._followers:
                 follower.removed(page, key)
         self._index.remove(page)

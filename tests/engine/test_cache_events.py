@@ -22,7 +22,7 @@ def test_after_every_step_the_events_reproduce_the_cache() -> None:
         if steps % 7 == 0:
             engine.preempt_newest()
         view.apply(decoded(pack_batch(recorder.take(), "map")))
-        assert set(view.blocks) == {block_hash(key) for key in engine._kv._index._page_of}
+        assert set(view.blocks) == {block_hash(key) for key in engine._kv._index.page_of}
     assert len(view.blocks) > 2
     engine.flush_cache()
     view.apply(decoded(pack_batch(recorder.take(), "map")))

@@ -22,7 +22,7 @@ def check_pages(
 
 def cached_pages(kv: KvCacheManager) -> int:
     """Pages in the prefix cache, referenced or idle."""
-    return len(kv._index._page_of) + len(kv._index._partial)
+    return len(kv._index.page_of) + len(kv._index.partial)
 
 
 def match(kv: KvCacheManager, tokens: Seq[int], salt: str = "") -> PrefixHit:
@@ -62,12 +62,12 @@ def check_invariants(
 
 def _check_index(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
     for page in free:
-        _require(index.key(page) is None and page not in index._partial_parent, f"free page {page} is still indexed")
+        _require(index.key_of[page] is None and page not in index._partial_parent, f"free page {page} is still indexed")
     for page in referenced:
         _require(page not in index._partial_parent, f"page {page} is referenced and indexed as a partial block")
     for page in idle:
-        key = index.key(page)
-        found = key is not None and index.page(key) == page
+        key = index.key_of[page]
+        found = key is not None and index.page_of.get(key) == page
         _require(found or page in index._partial_parent, f"idle page {page} is not indexed")
 
 
@@ -75,12 +75,12 @@ def _check_chains(index: PrefixIndex, idle: list[int], referenced: set[int], cha
     place = {page: i for i, page in enumerate(idle)}
     pairs = set[tuple[bytes, int | None]]()
     for keys in chains:
-        pairs |= {(before, index.page(key)) for before, key in pairwise(keys)}
-        pairs |= {(key, block.page) for key in keys if (block := index.partial(key)) is not None}
+        pairs |= {(before, index.page_of.get(key)) for before, key in pairwise(keys)}
+        pairs |= {(key, block.page) for key in keys if (block := index.partial.get(key)) is not None}
     for parent, page in pairs:
         if page not in place:
             continue
-        before = index.page(parent)
+        before = index.page_of.get(parent)
         _require(before is not None, f"idle page {page} cannot be reached: its predecessor is not cached")
         ordered = before in referenced or (before is not None and place[before] > place[page])
         _require(ordered, f"page {before} would be evicted before page {page}, which needs it")

@@ -34,7 +34,7 @@ def cached_blocks(
         for start in range(0, len(tokens) - 63, 64):
             block = tuple(tokens[start : start + 64])
             key = page_key(key, block)
-            if kv._index.page(key) is not None:
+            if kv._index.page_of.get(key) is not None:
                 found[block_hash(key)] = (block, before)
             before = block_hash(key)
     return found
@@ -96,7 +96,7 @@ def test_events_reproduce_the_cached_blocks(seed: int, form: Form, salted: bool)
         known = [each for each in work.all_texts() if salted or not each[1]]
         assert view.blocks == cached_blocks(work.kv, known)
         if salted:
-            assert len(view.blocks) == len(work.kv._index._page_of)  # partial pages are not blocks
+            assert len(view.blocks) == len(work.kv._index.page_of)  # partial pages are not blocks
 
 
 @pytest.mark.parametrize("released", [False, True])
