@@ -152,7 +152,6 @@ class HeadContext:
     pending: list[Tensor] = field(default_factory=list)  # float32 [n, width] each: features of the next positions
     n_pending: int = 0  # their number
     root: Tensor | None = None  # float32 [hidden]: x of the last slot with KV, if this context computed it
-    n_recorded: int = 0  # pages that `HeadPages` has
 
     @property
     def known(self) -> int:
@@ -161,7 +160,7 @@ class HeadContext:
 
     def restart(self, first_page: int, filled: int) -> None:
         """Drop the context; the slots from ``first_page`` to ``filled`` hold KV."""
-        self.first_page, self.filled, self.n_recorded = first_page, filled, filled // PAGE_SIZE
+        self.first_page, self.filled = first_page, filled
         self.pending, self.n_pending, self.root = [], 0, None
 
     def append(self, rows: Tensor) -> None:
@@ -293,7 +292,7 @@ class HeadDrafter(ModelBasedDrafter):
         feeds = []
         for task, growth in zip(tasks, growths, strict=True):
             context = self._contexts[task.sequence]
-            if task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
+            if task.max_nodes > 0 < task.max_depth:
                 feeds += self._catch_up(task.sequence, context, growth)
             elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:
                 feeds.append(_Feed(task.sequence, context, rows, None))
@@ -357,12 +356,12 @@ class HeadDrafter(ModelBasedDrafter):
     def _advance(self, feed: _Feed) -> None:
         """Count the slots that were written, and record the pages that they completed."""
         context, sequence = feed.context, feed.sequence
+        done = context.filled // PAGE_SIZE
         context.filled += feed.rows
         full = context.filled // PAGE_SIZE
         extend_keys(sequence.page_keys, sequence.tokens, sequence.salt, full)
-        for depth in range(max(context.n_recorded, context.first_page), full):
+        for depth in range(max(done, context.first_page), full):
             self._pages.filled(sequence.pages[depth], sequence.page_keys[depth], context.first_page)
-        context.n_recorded = full
 
     def _grow(self, growing: Seq[HeadGrowth]) -> None:
         """Grow every tree by a level; one with more nodes than a forward has rows stops growing."""
