@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Protocol
 
@@ -139,16 +139,6 @@ def token_mask(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """Results by row."""
-
-    tokens: list[int]
-    """NO_TOKEN (-1): the row has no usable logit, so its request fails."""
-    logprobs: list[TokenLogprobs | None]
-    """None: not requested, or there is no token."""
-
-
 class Sampler:
     """Samples rows independently: a row's result depends neither on other rows nor on the number of threads.
 
@@ -160,8 +150,11 @@ class Sampler:
 
     def sample(
         self, logits: Tensor, rows: Sequence[RowSampling], top_logprobs: Sequence[int | None] | None = None
-    ) -> SampledRows:
+    ) -> list[tuple[int, TokenLogprobs | None]]:
         """Sample every row, with log-probabilities of the unprocessed logits if requested.
+
+        Returns tokens, NO_TOKEN (-1) where a row has no usable logit, so that its request fails, each with its
+        log-probabilities; None: not requested, or there is no token.
 
         logits: float32 [rows, vocab] in the kernels' memory. top_logprobs: by row, how many of the best tokens to
         report besides the chosen one, at most 20; None: no log-probabilities.
@@ -171,11 +164,11 @@ class Sampler:
         """
         _check(logits, rows)
         if not rows:
-            return SampledRows([], [])
+            return []
         tokens = self._kernels.sample(logits, rows)
         if top_logprobs is None or all(top is None for top in top_logprobs):
-            return SampledRows(tokens.tolist(), [None] * len(rows))
-        return SampledRows(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs))
+            return [(token, None) for token in tokens.tolist()]
+        return list(zip(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs), strict=True))
 
     def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> list[list[tuple[int, float]]]:
         """Per row, the ``width`` tokens most likely to be the target's choice, best first, with log-probabilities.

@@ -204,12 +204,11 @@ class Verifier(StepVerifier):
     ) -> list[tuple[int, TokenLogprobs | None] | StageError]:
         """Sample all rows; if that raises, each row by itself."""
         try:
-            sampled = self._sampler.sample(logits, rows, wanted)
+            return [*self._sampler.sample(logits, rows, wanted)]
         except Exception as error:
             if len(rows) == 1:
                 return [StageError.of(error, "sampling")]
             return [self._sample(logits[r : r + 1], rows[r : r + 1], wanted[r : r + 1])[0] for r in range(len(rows))]
-        return list(zip(sampled.tokens, sampled.logprobs, strict=True))
 
     def _move(self, entries: Seq[PlanEntry], accepted: Seq[Acceptance]) -> None:
         """Move accepted KV from slot root + node to slot root + depth, for all sequences in one call."""

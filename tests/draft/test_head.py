@@ -221,7 +221,7 @@ def test_filters_and_noise_of_the_request_apply(make_loop: Callable[..., Loop]) 
     for depth, token in enumerate(tokens(1, 9.0, ())):  # the noise of the very position the token will occupy
         logits = torch.full((1, VOCAB_SIZE), -1e31).index_copy_(1, torch.tensor(ids), slots[-1].logits[None])
         policy = SamplingPolicy(seed=1, temperature=9.0)
-        assert sampler.sample(logits, [RowSampling(policy, len(sequence.tokens) + depth)]).tokens == [token]
+        assert sampler.sample(logits, [RowSampling(policy, len(sequence.tokens) + depth)]) == [(token, None)]
         slots.append(reference.slot(slots[-1].z, token, len(slots), slots))
 
 

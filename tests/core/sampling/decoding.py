@@ -86,7 +86,7 @@ def choose(decodings: list[Decoding], nodes: list[Node], implementation: Impleme
     paths = [n.path[:-1] if implementation.reads_parent else n.path for n in nodes]
     contexts = [decodings[n.owner].context(path) for n, path in zip(nodes, paths, strict=True)]
     logits = decodings[0].problem.model.logits(contexts)
-    for node, token in zip(nodes, Sampler(implementation.kernels).sample(logits, rows).tokens, strict=True):
+    for node, (token, _) in zip(nodes, Sampler(implementation.kernels).sample(logits, rows), strict=True):
         node.choice = token
 
 

@@ -71,10 +71,9 @@ def test_logprobs_are_returned_if_requested_and_from_the_raw_logits() -> None:
     logits = torch.zeros(3, 20)
     logits[:, 7] = 4.0
     rows = [sequence(temperature=0.0, logit_bias=((2, 50.0),)).row(0, (), 0)] * 3
-    sampled = Sampler(ReferenceSampling()).sample(logits, rows, [None, 0, 2])
+    tokens, (none, chosen, top) = zip(*Sampler(ReferenceSampling()).sample(logits, rows, [None, 0, 2]), strict=True)
     expected = torch.log_softmax(logits[0].double(), 0)
-    assert sampled.tokens == [2, 2, 2]
-    none, chosen, top = sampled.logprobs
+    assert tokens == (2, 2, 2)
     assert none is None
     assert chosen is not None
     assert top is not None
@@ -87,10 +86,10 @@ def test_logprobs_are_returned_if_requested_and_from_the_raw_logits() -> None:
 def test_a_broken_row_affects_no_other() -> None:
     logits = torch.stack([torch.full((20,), torch.nan), torch.arange(20.0)])
     rows = [sequence(temperature=0.0).row(0, (), 0)] * 2
-    sampled = Sampler(ReferenceSampling()).sample(logits, rows, [1, 1])
-    assert sampled.tokens == [NO_TOKEN, 19]
-    assert sampled.logprobs[0] is None
-    assert sampled.logprobs[1] is not None
+    tokens, logprobs = zip(*Sampler(ReferenceSampling()).sample(logits, rows, [1, 1]), strict=True)
+    assert tokens == (NO_TOKEN, 19)
+    assert logprobs[0] is None
+    assert logprobs[1] is not None
 
 
 def test_the_sampler_rejects_unreadable_logits() -> None:
@@ -107,7 +106,7 @@ def test_the_sampler_rejects_unreadable_logits() -> None:
         sampler.children(torch.zeros(1, 20), [row], 0)
     with pytest.raises(ValueError, match="top_logprobs"):
         sampler.sample(torch.zeros(1, 20), [row], [21])
-    assert sampler.sample(torch.zeros(0, 20), []).tokens == []
+    assert sampler.sample(torch.zeros(0, 20), []) == []
     assert sampler.children(torch.zeros(0, 20), [], 2) == []
 
 
@@ -181,7 +180,7 @@ def test_a_grammar_combines_with_penalties_bias_and_allowed_ids() -> None:
     assert {token: value for token, value in enumerate(z) if value != -np.inf} == {4: 1.5, 5: 1.0}
     assert possible(constrained(allowed_token_ids=(1, 19)).row(0, (), 0)) == []
     nothing = constrained(allowed_token_ids=(1,)).row(0, (), 0)
-    assert Sampler(ReferenceSampling()).sample(torch.zeros(1, 20), [nothing]).tokens == [NO_TOKEN]
+    assert Sampler(ReferenceSampling()).sample(torch.zeros(1, 20), [nothing]) == [(NO_TOKEN, None)]
 
 
 def test_a_ban_is_ignored_if_the_grammar_allows_nothing_else() -> None:
