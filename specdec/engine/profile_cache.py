@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draft.protocol import Drafter, ModelBasedDrafter
+from specdec.atomic_file import replacing
 from specdec.control.estimates.learned import Learned
 
 logger = logging.getLogger(__name__)
@@ -46,14 +46,10 @@ class ProfileCache:
     def write(self, values: Mapping[str, Any]) -> None:
         """Replace the values, atomically."""
         stored = {"version": _VERSION, "key": self._key, "digest": _digest(values), "values": values}
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(stored), encoding="ascii")
-                os.replace(temporary, self.path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with replacing(self.path) as file:
+                file.write(json.dumps(stored).encode())
         except OSError as error:
             logger.warning("%s: cannot be written (%s)", self.path, error)
 

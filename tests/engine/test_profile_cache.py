@@ -41,18 +41,19 @@ def test_stored_values_are_read_with_the_same_key(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_values_as_they_were(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, text: str, encoding: str) -> int:
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     kept = ProfileCache(tmp_path, "costs", ["weights"])
     kept.write({"a": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr("os.fsync", full)
         kept.write({"a": 2})
     assert [record.getMessage() for record in caplog.records] == [
         f"{kept.path}: cannot be written ([Errno 28] No space left on device)"
     ]
     assert kept.read() == {"a": 1}
+    assert list(kept.path.parent.iterdir()) == [kept.path]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 0, "key": "", "values": {}}', "[" * 100_000, "\xff"])
