@@ -159,9 +159,7 @@ def kv_tokens_by_memory(
     if share >= most:
         return most, f"{config.max_batch} sequences of {longest - PAGE_SIZE} tokens"
     if share >= longest:
-        # In steps of about an eighth: measured costs are cached by the size.
-        step = max(PAGE_SIZE, 1 << share.bit_length() - 4)
-        return max(share // step * step, longest), "two fifths of the memory that is left"
+        return max(share // PAGE_SIZE * PAGE_SIZE, longest), "two fifths of the memory that is left"
     fitting = max(0, left) // token_bytes // PAGE_SIZE * PAGE_SIZE
     return max(LEAST_KV_TOKENS, min(longest, fitting)), "one sequence, as long as memory allows"
 
