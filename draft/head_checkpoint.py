@@ -217,7 +217,14 @@ _LAYER_TENSORS = (
     r"(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.(?:weight|bias)"
     r"|(?:self_attn\.[qk]_norm|hidden_norm|input_layernorm|post_attention_layernorm)\.weight"
 )
-_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}  # bytes per packed value
+_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}  # bytes per packed value
+
+
+def head_bytes(tensors: Mapping[str, Tensor], dtype: Dtype) -> int:
+    """Bytes of a head's packed matrices, and of its embedding, if it has its own. tensors: as from `read_tensors`."""
+    packed = sum(t.numel() for name, t in tensors.items() if t.dim() == 2 and name not in _NOT_PACKED)
+    embed = tensors["embed_tokens.weight"].numel() if "embed_tokens.weight" in tensors else 0
+    return packed * _BYTES[dtype] + embed * (4 if dtype == "fp32" else 2)
 
 
 def load_head(folder: Path, *, dtype: Dtype, target: ModelConfig, target_embed: Tensor) -> HeadModel:
@@ -249,8 +256,7 @@ class _Loader:
                 f"{self._folder}: tensor {_FIRST_NORM}.weight is missing, so this is no EAGLE-3 head "
                 "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
             )
-        packed = [t.numel() for name, t in self._tensors.items() if t.dim() == 2 and name not in _NOT_PACKED]
-        check_memory(str(self._folder), sum(packed) * _BYTES[self._dtype], self._dtype)
+        check_memory(str(self._folder), head_bytes(self._tensors, self._dtype), self._dtype)
         hidden, norms = self._config.model.hidden_size, self._config.features_norms
         width = len(self._config.aux_layers) * self._target.hidden_size
         return HeadModel(

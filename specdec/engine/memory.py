@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from draft.head_checkpoint import is_head, parse_head_config, read_tensors
+from draft.head_checkpoint import head_bytes, is_head, parse_head_config, read_tensors
 from draft.model import TAIL_POOL
 from draft.text_store import max_tokens
-from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
+from specdec.config import LEAST_KV_TOKENS, EngineConfig
 from specdec.control_groups import available_bytes
 from specdec.errors import ConfigError, ModelError
 from specdec.models.checkpoint import read_json
@@ -117,7 +117,6 @@ _LOG = logging.getLogger(__name__)
 TEXT_TOKEN_BYTES = 150  # of a token of a text in a `SuffixAutomaton`
 _KV = ("engine.kv_tokens", "engine.kv_dtype")  # settings that decide the size of a cache
 _HOST_KV = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-_DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}  # of a head's weight
 
 
 def host_kv_dtype(config: EngineConfig) -> torch.dtype:
@@ -197,7 +196,9 @@ def plan_memory(
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
             page_bytes["head"] = kv_page_bytes(head, draft_kv_dtype(config))
         if "suffix" in config.drafters:
-            needs.append(_texts(config.speculation))
+            nbytes = max_tokens(config.speculation.shared_tokens) * TEXT_TOKEN_BYTES
+            options = ("engine.speculation.shared_tokens",)
+            needs.append(MemoryNeed("texts to draft from", nbytes, options, later=True))
     needs.append(MemoryNeed("working space", WORKING_BYTES))
     available = (available_bytes() if available is None else available) - config.spare_bytes
     token_bytes = sum(page_bytes.values()) // PAGE_SIZE
@@ -282,10 +283,4 @@ def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int,
     with _named("engine.draft_head"):
         head = parse_head_config(read_json(folder / "config.json"), str(folder), target)
         tensors, _ = read_tensors(folder)
-    values = sum(tensor.numel() for name, tensor in tensors.items() if name not in ("d2t", "t2d"))
-    return values * _DTYPE_BYTES[config.dtype], head.model
-
-
-def _texts(speculation: SpeculationConfig) -> MemoryNeed:
-    nbytes = max_tokens(speculation.shared_tokens) * TEXT_TOKEN_BYTES
-    return MemoryNeed("texts to draft from", nbytes, ("engine.speculation.shared_tokens",), later=True)
+    return head_bytes(tensors, config.dtype), head.model

@@ -36,6 +36,7 @@ from specdec.models.memory import measure_model
 from specdec.models.random_model import RANDOM_SHAPES
 from specdec.models.resolve import load_tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
+from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.models.tiny import make_tiny_model
 from verify_kernels.backend_selection import load_kernels
 
@@ -331,6 +332,20 @@ def test_bug_an_error_of_a_draft_names_its_field(
     given = {name: value.format(head=tmp_path) for name, value in changes.items()}
     with pytest.raises(error, match=message):
         plan_memory(make_config(folders, **{"draft": None} | given))
+
+
+@pytest.mark.parametrize(("dtype", "packed", "embedded"), [("int8", 1, 2), ("bf16", 2, 2), ("fp32", 4, 4)])
+def test_bug_a_heads_own_embedding_is_counted_as_it_is_held(
+    folders: tuple[Path, Path, Path], dtype: str, packed: int, embedded: int, tmp_path: Path
+) -> None:
+    target = measure_model(str(folders[0]), dtype="int8", cache_dir=folders[2]).config
+    tensors = head_tensors(target.hidden_size, target.vocab_size, 20)
+    head = write_head(tmp_path / "head", head_config(target.vocab_size, 20), tensors)
+    config = make_config(folders, draft_head=str(head), draft=None, dtype=dtype)
+    needs = {need.what: need.nbytes for need in plan_memory(config, available=1 << 40).needs}
+    values = {name: tensor.numel() for name, tensor in tensors.items() if tensor.dim() == 2}
+    embedding = values.pop("embed_tokens.weight")
+    assert needs["head: weights"] == packed * sum(values.values()) + embedded * embedding
 
 
 class NoWeights:
