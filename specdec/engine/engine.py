@@ -63,7 +63,7 @@ class Engine:
         )
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
         self._pace = PrefillPace(CostTable.from_dict(costs.verify, parts.control_params), parts.control_params)
-        self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
+        self._scheduler = Scheduler(parts.kv, limits, self._pace, parts.clock)
         self._verifier = parts.verifier or Verifier(parts.decoder, parts.sampler)
         self._speculation = Speculation(parts, costs)
         self._grammars = parts.grammars or GrammarCompiler(parts.tokenizer, parts.info.vocab_size)

@@ -134,7 +134,7 @@ class Scheduler:
     - common pages of prompts that begin alike are computed once: a prompt waits while a running one, which is more
       important and has no more left to compute, computes enough (`PAGES_SHARE`) of the pages that it lacks.
 
-    pace: sizes the chunks; None: always the longest allowed.
+    pace: sizes the chunks.
 
     Raises:
         ConfigError: one sequence of ``max_context`` tokens would not fit into the KV cache.
@@ -144,8 +144,8 @@ class Scheduler:
         self,
         kv: KvCacheManager,
         limits: SchedulerLimits,
+        pace: PrefillPace,
         clock: Callable[[], float] = time.monotonic,
-        pace: PrefillPace | None = None,
     ) -> None:
         if limits.max_context > kv.n_total * PAGE_SIZE:
             raise ConfigError(
@@ -278,10 +278,7 @@ class Scheduler:
 
     def _chunk(self, entries: list[PlanEntry], prefilling: list[Sequence]) -> int:
         """Prompt rows of a step in which ``entries`` sample."""
-        limits = self._limits
-        if self._pace is None or not entries:
-            return limits.prefill_chunk
-        load = DecodeLoad()
+        limits, load = self._limits, DecodeLoad()
         for entry in entries:
             seq = entry.seq
             target_ms = seq.request.target_tpot_ms or limits.target_tpot_ms

@@ -19,7 +19,7 @@ from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.errors import QueueFullError
 from tests.core.kv_cache.invariants import cached_pages, check_pages
-from tests.engine.scheduler.rig import queued, rows_of
+from tests.engine.scheduler.rig import UNPACED, queued, rows_of
 from tests.sequences import new_sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -57,7 +57,7 @@ class FakeEngine:
             max_queued=limits.get("max_queued", 8),
         )
         self.now = 0.0
-        self.scheduler = Scheduler(self.kv, self.limits, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.kv, self.limits, UNPACED, clock=lambda: self.now)
         self.live: list[Sequence] = []
         self.room: dict[Sequence, int] = {}  # tokens each may still emit
         self.chain: dict[Sequence, list[int]] = {}  # the expected content of each token's slot

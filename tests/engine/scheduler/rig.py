@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from specdec.control.prefill_pace import PrefillPace
+from specdec.control.estimates.costs import CostTable
+from specdec.control.prefill_pace import DecodeLoad, PrefillPace
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sequence import Sequence
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
@@ -22,6 +23,16 @@ def queued(scheduler: Scheduler) -> list[Sequence]:
     return scheduler._waiting
 
 
+class Unpaced(PrefillPace):
+    """Allows the longest chunk in every step."""
+
+    def rows(self, load: DecodeLoad, prompts: int, context: float, most: int) -> int:
+        return most
+
+
+UNPACED = Unpaced(CostTable.guess(1))
+
+
 class Rig:
     """Sizes default to roomy; a test narrows the one it is about. ``now`` is the clock."""
 
@@ -34,12 +45,12 @@ class Rig:
         max_context: int = 1024,
         max_queued: int = 64,
         prefix_cache: bool = True,
-        pace: PrefillPace | None = None,
+        pace: PrefillPace = UNPACED,
     ) -> None:
         self.now = 100.0
         self.kv = KvCacheManager(pages, prefix_cache=prefix_cache)
         limits = SchedulerLimits(max_batch, max_step_rows, prefill_chunk, min(max_context, pages * 64), max_queued)
-        self.scheduler = Scheduler(self.kv, limits, clock=lambda: self.now, pace=pace)
+        self.scheduler = Scheduler(self.kv, limits, pace, clock=lambda: self.now)
         self._requests = 0
 
     def add(

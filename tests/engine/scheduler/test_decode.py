@@ -9,7 +9,7 @@ from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
 from tests.core.kv_cache.invariants import cached_pages, check_pages
-from tests.engine.scheduler.rig import Rig, queued, rows_of
+from tests.engine.scheduler.rig import UNPACED, Rig, queued, rows_of
 
 
 def test_every_decoding_sequence_gets_its_row() -> None:
@@ -185,4 +185,4 @@ def test_finish_is_idempotent_in_every_state() -> None:
 def test_one_sequence_cannot_exhaust_the_cache() -> None:
     limits = SchedulerLimits(1, 64, 64, 129, 4)
     with pytest.raises(ConfigError, match="129 tokens do not fit a KV cache of 128"):
-        Scheduler(KvCacheManager(2, prefix_cache=True), limits)
+        Scheduler(KvCacheManager(2, prefix_cache=True), limits, UNPACED)
