@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 MIN_TEMPERATURE = 1e-6  # below it, logits of 1e30 overflow float32 when they are divided by it
 MAX_DRAFT_NODES = 63  # nodes of one tree, without its root
@@ -146,16 +146,14 @@ class Repeated(Kind):
     """A list. Readers refuse one of more than ``limit`` items by `excess` before they copy it."""
 
     limit: int
+    items: ClassVar[str] = "entries"  # in a refusal
 
     def excess(self, count: int) -> str:
         """Return what is wrong with a list of ``count`` items, or an empty string."""
-        return "" if count <= self.limit else f"at most {self.limit} {self._items()}, got {count}"
+        return "" if count <= self.limit else f"at most {self.limit} {self.items}, got {count}"
 
     def problem(self, value: Sized, vocab_size: int = 0) -> str:
         return self.excess(len(value)) or self._item_problem(value, vocab_size)
-
-    def _items(self) -> str:
-        return "entries"
 
     def _item_problem(self, value: Any, vocab_size: int) -> str:
         raise NotImplementedError
@@ -165,11 +163,9 @@ class Repeated(Kind):
 class Texts(Repeated):
     """Non-empty strings."""
 
+    items = "non-empty strings"
     longest: int = MAX_NAME  # characters of each
     alone: bool = False  # JSON bodies may have one string instead of a list
-
-    def _items(self) -> str:
-        return "non-empty strings"
 
     def _item_problem(self, value: Iterable[str], vocab_size: int) -> str:
         if any(len(text) > self.longest for text in value):
@@ -186,10 +182,8 @@ class Texts(Repeated):
 class TokenIds(Repeated):
     """Ids of the model's vocabulary."""
 
+    items = "ids"
     distinct: bool = False  # a repeated id changes nothing, so the vocabulary bounds the list too
-
-    def _items(self) -> str:
-        return "ids"
 
     def _item_problem(self, value: Any, vocab_size: int) -> str:
         if self.distinct and len(value) > vocab_size:
@@ -257,13 +251,9 @@ def param(
     return field(default=default, metadata={"param": make})
 
 
+@cache
 def params_of(record: Any) -> tuple[Param, ...]:
     """Return the parameters of a dataclass in field order."""
-    return _params_of(record)
-
-
-@cache
-def _params_of(record: Any) -> tuple[Param, ...]:
     return tuple(f.metadata["param"](f.name) for f in fields(record) if "param" in f.metadata)
 
 

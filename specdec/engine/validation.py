@@ -120,7 +120,7 @@ def _option_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
 
 def out_of_bounds(prefix: str, record: Any, vocab_size: int) -> Iterator[FieldViolation]:
     """The fields of ``record`` that its class's parameters do not allow, with ``prefix`` before their names."""
-    for each in params_of(type(record)):
+    for each in params_of(record.__class__):
         value = getattr(record, each.name)
         if value is None or value is each.default:
             continue
