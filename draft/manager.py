@@ -57,8 +57,13 @@ class DrafterManager:
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts. Of the drafters that its request names, those that can draft for it begin."""
         allowed = sequence.request.speculation.drafters if sequence.drafts else ()
-        begun = [d for d in self._drafters.values() if selects(allowed, d.name) and self._serves(d, sequence)]
-        self._begun[sequence] = begun
+        begun = self._begun[sequence] = []
+        for drafter in self._drafters.values():
+            try:
+                if selects(allowed, drafter.name) and drafter.serves(sequence):
+                    begun.append(drafter)
+            except Exception:
+                logger.exception("drafter %s failed; it is disabled for a request", drafter.name)
         self._enabled[sequence] = {d.name for d in begun}
         self._notify(sequence, lambda drafter: drafter.begin(sequence))
 
@@ -161,14 +166,6 @@ class DrafterManager:
         else:
             self._faults[name] = 0
         return work
-
-    def _serves(self, drafter: Drafter, sequence: Sequence) -> bool:
-        """Whether ``drafter`` can draft for the sequence; a fault counts as no."""
-        try:
-            return drafter.serves(sequence)
-        except Exception:
-            logger.exception("drafter %s failed; it is disabled for a request", drafter.name)
-            return False
 
     def _is_well_formed(self, name: str, task: DraftTask, tree: TokenTree) -> bool:
         """Whether ``tree`` is well-formed and within the task's limits."""

@@ -167,7 +167,7 @@ class ModelDrafter(ModelBasedDrafter):
         return TAIL_TOKENS if self._free_tails and pending > 2 * TAIL_TOKENS else pending
 
     def warm_up(self, rows: int) -> None:
-        entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
+        entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // PAGE_SIZE))))
         self._decoder.forward(ForwardBatch.build([entry]), list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:

@@ -184,7 +184,8 @@ class TokenIndex:
         if first == text[suffixes[high - 1] + length]:
             token = _swap(first)
             return [] if token == self.header.separator else [(token, high - low, (self, low, high, length + 1, -1))]
-        places = self._places(low, high)
+        size = high - low
+        places = range(low, high) if size <= SAMPLES else [low + i * size // SAMPLES for i in range(SAMPLES)]
         seen = [text[suffixes[place] + length] for place in places]
         found: list[tuple[int, int, Span]] = []
         n, i = len(seen), 0
@@ -200,11 +201,6 @@ class TokenIndex:
                 found.append((token, count, (self, least, most, length + 1, token)))
             i = end
         return found
-
-    @staticmethod
-    def _places(low: int, high: int) -> Seq[int]:
-        size = high - low
-        return range(low, high) if size <= SAMPLES else [low + i * size // SAMPLES for i in range(SAMPLES)]
 
     def _narrow(self, low: int, high: int, offset: int, token: int) -> tuple[int, int]:
         """The entries in [low, high) with ``token`` after ``offset`` tokens."""

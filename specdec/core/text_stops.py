@@ -30,8 +30,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stopping: StoppingParams, output: OutputParams, skip: int = 0) -> None:
         self._tokenizer = tokenizer
         self._skip = skip
-        self._special = frozenset(tokenizer.special_ids)
-        self._skip_special = output.skip_special_tokens
+        self._skipped = frozenset(tokenizer.special_ids if output.skip_special_tokens else ())
         self._wanted = output.text or bool(stopping.stop) or stopping.rules is not None or stopping.finish_line
         self._shown = output.text
         self._stops = stopping.stop
@@ -46,7 +45,7 @@ class TextStream:
     def push(self, token: int) -> TextPiece:
         """Append a token. Stop strings and rules do not apply below ``min_tokens``."""
         self._tokens += 1
-        if not self._wanted or (self._skip_special and token in self._special):
+        if not self._wanted or token in self._skipped:
             return TextPiece("")
         return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
 

@@ -122,17 +122,14 @@ class DrafterBuilder:
             ModelError: a draft model cannot be loaded, or memory is short.
             ConfigError: the draft's tokenizer does not fit.
         """
-        if not self._config.speculation.enabled:
-            return []
-        makers = {"model": self._configured_model, "head": lambda: self._head(head)}
-        built = (makers[name]() if name in makers else drafter for name, drafter in lookups.items())
-        return [drafter for drafter in built if drafter is not None]
-
-    def _configured_model(self) -> Drafter:
         config = self._config
-        assert config.draft is not None  # validated by the configuration
-        self.draft_name, drafter = self.model(config.draft, config.draft_dtype, self._progress)
-        return drafter
+        built = dict(lookups)
+        if "model" in built:
+            assert config.draft is not None  # validated by the configuration
+            self.draft_name, built["model"] = self.model(config.draft, config.draft_dtype, self._progress)
+        if "head" in built:
+            built["head"] = self._head(head)
+        return [drafter for drafter in built.values() if drafter is not None]
 
     def model(
         self, draft: str, dtype: WeightDtype | None, progress: Progress | None = None

@@ -449,7 +449,7 @@ class Throughput:
 
     def __init__(self) -> None:
         self._mass = 0.0
-        self._at: float | None = None
+        self._at = -math.inf
 
     def add(self, tokens: int, now: float) -> None:
         """Count ``tokens`` emitted at ``now`` (monotonic seconds)."""
@@ -462,8 +462,7 @@ class Throughput:
         return self._mass * math.log(2) / HALF_LIFE_S
 
     def _decay(self, now: float) -> None:
-        if self._at is not None:
-            self._mass *= 0.5 ** ((now - self._at) / HALF_LIFE_S)
+        self._mass *= 0.5 ** ((now - self._at) / HALF_LIFE_S)
         self._at = now
 
 

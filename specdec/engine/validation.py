@@ -54,7 +54,9 @@ def check_requests(
     """
     if requests[0].pooling is None and info.pooling in tuple(Pooling):
         raise GenerationNotSupportedError(info.target)
-    _check_fingerprint(requests[0], info)
+    resume = requests[0].resume
+    if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
+        raise FingerprintMismatchError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
     collector = ViolationCollector() if violations is None else violations
     found = [*_option_violations(requests[0], info)]
     for request in requests:
@@ -69,12 +71,6 @@ def check_requests(
     longest = max(len(request.prompt_ids) for request in requests)
     if longest >= info.max_context:
         raise PromptTooLongError(info.max_context - 1, longest)
-
-
-def _check_fingerprint(request: Request, info: EngineInfo) -> None:
-    resume = request.resume
-    if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
-        raise FingerprintMismatchError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
 
 
 def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViolation]:
