@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
@@ -32,15 +31,6 @@ _BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first n
 _REPLAYABLE = 10_000  # messages kept for replay, vLLM's default
 
 
-@dataclass(slots=True)
-class KvEventCounts:
-    """Counts of the publisher."""
-
-    messages: int = 0  # published
-    overflows: int = 0  # times a subscriber's queue was full; it misses messages until half of its queue is read
-    replayed: int = 0  # sent again on request
-
-
 class KvEventPublisher:
     """Publishes the messages of one engine and replays past ones. Belongs to one event loop and never blocks it.
 
@@ -49,14 +39,16 @@ class KvEventPublisher:
     number on, then the number -1 with an empty payload. (A REQ socket, as in vLLM's example, reads the first only.)
     """
 
+    _pub: zmq.Socket[bytes]  # from `open` to `close`
+
     def __init__(self, config: KvEventsConfig) -> None:
-        self.counts = KvEventCounts()
+        self.messages = 0  # published; the number of the next one
+        self.overflows = 0  # times a subscriber's queue was full; it misses messages until half of its queue is read
+        self.replayed = 0  # messages sent again on request
         self._config = config
         self._topic = config.topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=_REPLAYABLE)
-        self._number = 0
         self._context = zmq.Context()
-        self._pub: zmq.Socket[bytes] | None = None
         self._router: zmq.asyncio.Socket | None = None
         self._replays: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
@@ -80,22 +72,18 @@ class KvEventPublisher:
 
     def publish(self, payload: bytes) -> None:
         """Send a message to all subscribers; those whose queues are full miss it."""
-        pub = self._pub
-        if pub is None:
-            return
-        number, self._number = self._number, self._number + 1
-        self._kept.append((number, payload))
-        self.counts.messages += 1
-        parts = [self._topic, number.to_bytes(8, "big"), payload]
+        parts = [self._topic, self.messages.to_bytes(8, "big"), payload]
+        self._kept.append((self.messages, payload))
+        self.messages += 1
         if self._sent(parts):
             return
-        pub.getsockopt(zmq.EVENTS)  # updates the queues by what subscribers have read
+        self._pub.getsockopt(zmq.EVENTS)  # updates the queues by what subscribers have read
         if self._sent(parts):
             return
-        self.counts.overflows += 1  # a queue has become full; the other subscribers still get the message
-        pub.setsockopt(zmq.XPUB_NODROP, 0)
+        self.overflows += 1  # a queue has become full; the other subscribers still get the message
+        self._pub.setsockopt(zmq.XPUB_NODROP, 0)
         self._sent(parts)
-        pub.setsockopt(zmq.XPUB_NODROP, 1)
+        self._pub.setsockopt(zmq.XPUB_NODROP, 1)
 
     def cleared(self) -> None:
         """Publish that nothing is cached: an engine started or ended."""
@@ -108,11 +96,10 @@ class KvEventPublisher:
                 task.cancel()
         if self._router is not None:
             self._router.close(_LINGER_MS)
-        self._pub = self._router = None
+        self._router = None
         self._context.destroy(linger=_LINGER_MS)
 
     def _sent(self, parts: list[bytes]) -> bool:
-        assert self._pub is not None  # `publish` checks it
         try:
             self._pub.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
@@ -148,7 +135,7 @@ class KvEventPublisher:
         try:
             for at, (number, payload) in enumerate(kept):
                 await self._answer(client, number.to_bytes(8, "big"), payload)
-                self.counts.replayed += 1
+                self.replayed += 1
                 if at % _AT_ONCE == _AT_ONCE - 1:
                     await asyncio.sleep(0)
             await self._answer(client, _END, b"")

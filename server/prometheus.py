@@ -18,7 +18,7 @@ from server.observe.metrics import Histogram, ServerMetrics
 from specdec.core.types import DRAFT_MODELS, POSITIONS, EngineInfo, EngineLoad, FinishReason, SpeculationStats
 
 if TYPE_CHECKING:
-    from server.kv_events import KvEventCounts
+    from server.kv_events import KvEventPublisher
 
 
 Values = float | Mapping[Any, float]
@@ -92,10 +92,10 @@ def _engine(client: EngineClient, info: EngineInfo | None) -> Iterator[Metric]:
         yield _OURS.info("info", "The models and their numeric mode.", labels)
 
 
-def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
-    yield _OURS.counter("kv_event_messages", "Published messages about the KV cache.", counts.messages)
-    yield _OURS.counter("kv_event_overflows", "Times a slow subscriber lost messages.", counts.overflows)
-    yield _OURS.counter("kv_event_messages_replayed", "Messages sent again on request.", counts.replayed)
+def _kv_events(feed: KvEventPublisher) -> Iterator[Metric]:
+    yield _OURS.counter("kv_event_messages", "Published messages about the KV cache.", feed.messages)
+    yield _OURS.counter("kv_event_overflows", "Times a slow subscriber lost messages.", feed.overflows)
+    yield _OURS.counter("kv_event_messages_replayed", "Messages sent again on request.", feed.replayed)
 
 
 def _steps(load: EngineLoad) -> Iterator[Metric]:
@@ -280,7 +280,7 @@ class ModelMetrics:
         yield from _speculation(metrics, info)
         yield from _latencies(metrics)
         if engine.cache_feed is not None:
-            yield from _kv_events(engine.cache_feed.counts)
+            yield from _kv_events(engine.cache_feed)
         yield from self._process.collect()
         if self._compat == "vllm" and info is not None:
             yield from vllm_families(metrics, engine.load, info, self.name or info.target)

@@ -64,7 +64,7 @@ async def test_messages_arrive_in_order_under_their_topic(tmp_path: Path) -> Non
             (event,) = await follower.take()
             assert event["block_hashes"] == [number]
         assert follower.topics == {b"kv@pod-1@model"}
-        assert (follower.next, publisher.counts.overflows) == (publisher.counts.messages, 0)
+        assert (follower.next, publisher.overflows) == (publisher.messages, 0)
 
 
 async def test_a_replay_fills_a_gap(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ async def test_a_replay_fills_a_gap(tmp_path: Path) -> None:
             publisher.publish(block(number))
         follower.next -= 1  # as if the last message had not come; it is taken twice, which does no harm
         follower.view.blocks.clear()
-        before = publisher.counts.replayed
+        before = publisher.replayed
         missed = await follower.catch_up()
-        assert missed[-3:] == list(range(publisher.counts.messages - 3, publisher.counts.messages))
+        assert missed[-3:] == list(range(publisher.messages - 3, publisher.messages))
         assert set(follower.view.blocks) == {1, 2, 3}
-        assert publisher.counts.replayed == before + len(missed)
+        assert publisher.replayed == before + len(missed)
         assert await follower.catch_up() == []  # nothing is missing any more
 
 
@@ -87,7 +87,7 @@ async def test_stored_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.M
         for number in range(1, 40):
             publisher.publish(block(number))
         follower.next = 0
-        assert await follower.catch_up() == list(range(publisher.counts.messages - 5, publisher.counts.messages))
+        assert await follower.catch_up() == list(range(publisher.messages - 5, publisher.messages))
 
 
 async def test_a_long_replay_loses_no_message_and_does_not_block_the_loop(
@@ -110,7 +110,7 @@ async def test_a_long_replay_loses_no_message_and_does_not_block_the_loop(
         came = await follower.catch_up()
         done = True
         await working
-        assert came == list(range(publisher.counts.messages))
+        assert came == list(range(publisher.messages))
         assert turns > 1000 / 32
 
 
@@ -128,19 +128,19 @@ async def test_a_slow_subscriber_misses_messages_that_others_get(
             while not sleeper.poll(0):
                 publisher.cleared()
                 await follower.take()
-            before = publisher.counts.messages
+            before = publisher.messages
             for number in range(200):
                 publisher.publish(
                     pack_batch([BlocksStored([number.to_bytes(16, "big")], None, [0] * 20_000, "")], "map")
                 )
                 (event,) = await follower.take()
                 assert event["block_hashes"] == [number]  # immediately, and none is missing
-            assert publisher.counts.overflows >= 1
+            assert publisher.overflows >= 1
             read = 0
             while sleeper.poll(100):
                 sleeper.recv_multipart()
                 read += 1
-            assert read < publisher.counts.messages - before
+            assert read < publisher.messages - before
             follower.next = before  # the slow subscriber can request a replay
             follower.view.blocks.clear()
             await follower.catch_up()
@@ -158,7 +158,7 @@ async def test_invalid_replay_requests_are_ignored(tmp_path: Path) -> None:
             await bad.send_multipart(parts)
         publisher.publish(block(1))
         follower.next = 0
-        assert len(await follower.catch_up()) == publisher.counts.messages
+        assert len(await follower.catch_up()) == publisher.messages
         assert not await bad.poll(50)
         context.destroy(linger=0)
 
@@ -198,7 +198,7 @@ async def test_a_client_that_does_not_read_its_replay_blocks_no_other(
             while not publisher._replays:
                 await asyncio.sleep(0.01)
         follower.next = 0
-        assert len(await follower.catch_up()) == publisher.counts.messages
+        assert len(await follower.catch_up()) == publisher.messages
         assert len(publisher._replays) == 1  # the slow client's, which still waits
         context.destroy(linger=0)
 

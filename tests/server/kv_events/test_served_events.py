@@ -95,16 +95,16 @@ async def test_a_crashed_engine_has_an_empty_cache(tmp_path: Path) -> None:
         await ask(server, "a" * 200)
         await follows(serving, follower, set(blocks_of("a" * 200)))
         assert serving.client.engine.pid is not None
-        assert serving.client.engine.cache_feed is not None
-        counts = serving.client.engine.cache_feed.counts
-        before = counts.messages
+        feed = serving.client.engine.cache_feed
+        assert feed is not None
+        before = feed.messages
         os.kill(serving.client.engine.pid, signal.SIGKILL)
         await follows(serving, follower, set())
         engine = serving.client.engine
         async with asyncio.timeout(15):
             while engine.state != EngineState.READY or not engine.restarts:
                 await engine.change.wait()
-        assert counts.messages == before + 2  # when it died, and when the next one began
+        assert feed.messages == before + 2  # when it died, and when the next one began
         await ask(server, "b" * 200)
         await follows(serving, follower, set(blocks_of("b" * 200)))
         whole = Follower(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay")
