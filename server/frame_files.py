@@ -62,6 +62,11 @@ class FrameFiles(NumberedFiles):
                 return
             yield msgpack.unpackb(payload, raw=False, strict_map_key=False), end
 
+    def frame(self, value: Any) -> bytes:
+        """``value`` as a frame to append: its length and checksum, then the value."""
+        payload: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="backslashreplace")
+        return _HEAD.pack(len(payload), _checksum(payload)) + payload
+
 
 class NumberedWriter:
     """Appends to new files, with one system call each time. Files of earlier runs stay unchanged."""
@@ -114,20 +119,6 @@ class NumberedWriter:
                 os.fsync(fd)
         finally:
             os.close(fd)
-
-
-class FrameWriter(NumberedWriter):
-    """Appends values as frames."""
-
-    def __init__(self, folder: Path, kind: FrameFiles, *, sync: bool) -> None:
-        """As `NumberedWriter`."""
-        super().__init__(folder, kind, sync=sync)
-        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
-
-    def frame(self, value: Any) -> bytes:
-        """``value`` as a frame to append: its length and checksum, then the value."""
-        payload = self._packer.pack(value)
-        return _HEAD.pack(len(payload), _checksum(payload)) + payload
 
 
 def _append(fd: int, size: int, data: bytes) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from server.frame_files import FrameFiles, FrameWriter
+from server.frame_files import FrameFiles, NumberedWriter
 from specdec.errors import SpecdecError
 
 
@@ -198,7 +198,7 @@ class RecordWriter:
     """
 
     def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
-        self._writer, self._max_bytes = FrameWriter(folder, RECORD_FILES, sync=True), max_bytes
+        self._writer, self._max_bytes = NumberedWriter(folder, RECORD_FILES, sync=True), max_bytes
         self._begin_file()
 
     def write(self, record: Record) -> None:
@@ -209,14 +209,14 @@ class RecordWriter:
         """
         if self._writer.size >= self._max_bytes:
             self._begin_file()
-        self._writer.append(self._writer.frame(to_row(record)))
+        self._writer.append(RECORD_FILES.frame(to_row(record)))
 
     def close(self) -> None:
         """Sync to disk. Idempotent."""
         self._writer.close()
 
     def _begin_file(self) -> None:
-        self._writer.begin_file(self._writer.frame(RECORD_FIELDS))
+        self._writer.begin_file(RECORD_FILES.frame(RECORD_FIELDS))
 
 
 @dataclass

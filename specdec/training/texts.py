@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from server.frame_files import FrameFiles, FrameWriter
+from server.frame_files import FrameFiles, NumberedWriter
 from specdec.core.fields import encodable
 from specdec.errors import InvalidRequestError, ModelError, SpecdecError
 from specdec.models.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class TextStore:
     def __init__(self, folder: Path, weights: str) -> None:
         self.folder, self._weights = folder, weights
         try:
-            self._writer = FrameWriter(folder, _FILES, sync=True)
+            self._writer = NumberedWriter(folder, _FILES, sync=True)
         except OSError as error:
             raise TrainingError(f"--data: {folder} cannot be written ({error}); choose another folder") from None
 
@@ -99,8 +99,8 @@ class TextStore:
         value = {"tokens": text.tokens.tobytes(), "lead": text.lead, "answer": text.answer, "greedy": text.greedy}
         try:
             if self._writer.path is None or self._writer.size > _FILE_BYTES:
-                self._writer.begin_file(self._writer.frame({"weights": self._weights}))
-            self._writer.append(self._writer.frame({**value, "origin": text.origin}))
+                self._writer.begin_file(_FILES.frame({"weights": self._weights}))
+            self._writer.append(_FILES.frame({**value, "origin": text.origin}))
         except OSError as error:
             raise TrainingError(f"--data: {self.folder} cannot be written ({error}); {ROOM}") from None
 
