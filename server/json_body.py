@@ -136,95 +136,65 @@ class Body:
 
     def text(self, name: str) -> str | None:
         """A string."""
-        value = self._data.get(name)
-        if value is None or isinstance(value, str):
-            return value
-        self.refuse(name, "must be a string")
-        return None
+        found: str | None = self._checked(name, lambda value: isinstance(value, str), "must be a string")
+        return found
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
-        value = self._data.get(name)
-        if value is None or isinstance(value, bool):
-            return default if value is None else value
-        self.refuse(name, "must be true or false")
-        return default
+        value = self._checked(name, lambda value: isinstance(value, bool), "must be true or false")
+        return default if value is None else bool(value)
 
     def number(self, name: str) -> float | None:
         """A finite number."""
-        value = self._data.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.refuse(name, "must be a number")
-            return None
-        return float(value)
+        value = self._checked(name, _is_number, "must be a number")
+        return None if value is None else float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """A whole number from ``low`` to ``high``. 3.0 is one."""
-        value = self.whole(name, low, high)
-        if value is not None and not low <= value <= high:
-            self.refuse(name, f"must be a whole number from {low} to {high}")
-            return None
-        return value
+
+        def is_valid(value: Any) -> bool:
+            return _is_whole(value) and low <= value <= high
+
+        value = self._checked(name, is_valid, f"must be a whole number from {low} to {high}")
+        return None if value is None else int(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         """Any whole number. ``low`` and ``high`` appear only in the text of a refusal."""
-        value = self._data.get(name)
-        if value is None:
-            return None
-        if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(name, f"must be a whole number from {low} to {high}")
-            return None
-        return value
+        value = self._checked(name, _is_whole, f"must be a whole number from {low} to {high}")
+        return None if value is None else int(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A string, or a list of strings."""
-        value = self._data.get(name)
-        if value is None:
-            return ()
-        given = [value] if isinstance(value, str) else value
-        if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
-            self.refuse(name, "must be a string or a list of strings")
-            return ()
-        return tuple(given)
+
+        def is_valid(value: Any) -> bool:
+            return isinstance(value, str) or _is_list_of(str, value)
+
+        value = self._checked(name, is_valid, "must be a string or a list of strings")
+        return (value,) if isinstance(value, str) else tuple(value or ())
 
     def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
         """A list of whole numbers from ``low`` to ``high``."""
-        value = self._data.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(type(i) is int and low <= i <= high for i in value):
-            self.refuse(name, f"must be a list of whole numbers from {low} to {high}")
-            return ()
-        return tuple(value)
+
+        def is_valid(value: Any) -> bool:
+            return isinstance(value, list) and all(type(i) is int and low <= i <= high for i in value)
+
+        return tuple(self._checked(name, is_valid, f"must be a list of whole numbers from {low} to {high}") or ())
 
     def object(self, name: str) -> Body | None:
         """An object, to be read in turn."""
-        value = self._data.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            self.refuse(name, "must be an object")
-            return None
-        return Body(value, self.violations, self.names, f"{self.path(name)}.")
+        value = self._checked(name, lambda value: isinstance(value, dict), "must be an object")
+        return None if value is None else Body(value, self.violations, self.names, f"{self.path(name)}.")
 
     def objects(self, name: str, limit: int = MAX_OBJECTS) -> list[Body]:
         """A list of at most ``limit`` objects, to be read in turn, which are nested no deeper than a `value`."""
         value = self._data.get(name)
-        if value is None:
-            return []
         if isinstance(value, list) and len(value) > limit:
             self.refuse(name, f"holds {len(value)} values, at most {limit} may be; send fewer")
             return []
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            self.refuse(name, "must be a list of objects")
+        given = self._checked(name, lambda value: _is_list_of(dict, value), "must be a list of objects")
+        if given is None or self.value(name) is None:
             return []
-        if self.value(name) is None:
-            return []
-        return [Body(item, self.violations, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(value)]
+        return [Body(item, self.violations, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(given)]
 
     def raw(self, name: str) -> Any:
         """The value as parsed, for a reader that does not recurse into it."""
@@ -232,11 +202,29 @@ class Body:
 
     def value(self, name: str) -> Any:
         """Any JSON value nested at most `MAX_DEPTH` deep, so that code may recurse into it."""
+        return self._checked(name, lambda value: not too_deep(value), f"is nested more than {MAX_DEPTH} levels deep")
+
+    def _checked(self, name: str, is_valid: Callable[[Any], bool], rule: str) -> Any:
+        """The value, which is refused with ``rule`` unless it is valid or null."""
         value = self._data.get(name)
-        if too_deep(value):
-            self.refuse(name, f"is nested more than {MAX_DEPTH} levels deep")
-            return None
-        return value
+        if value is None or is_valid(value):
+            return value
+        self.refuse(name, rule)
+        return None
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, float):
+        return value.is_integer() and abs(value) <= _EXACT
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def too_deep(value: Any) -> bool:
