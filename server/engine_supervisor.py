@@ -144,13 +144,13 @@ class EngineChild:
         if self._process.returncode is None:
             self._process.kill()
 
-    async def ended(self) -> str:
+    async def ended(self, within_s: float = _LINGER_S) -> str:
         """Wait until a process that closed its socket has ended; returns how it ended, and the tail of its output.
 
-        A process that lingers is killed, because two engines must never run at once. Cancelling the call kills it too,
-        and waits until it is gone.
+        It is killed after ``within_s`` seconds, because two engines must never run at once. Cancelling the call kills
+        it too, and waits until it is gone.
         """
-        ending = asyncio.create_task(self._end())
+        ending = asyncio.create_task(self._end(within_s))
         try:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -158,10 +158,11 @@ class EngineChild:
             await asyncio.wait([ending])
             raise
 
-    async def _end(self) -> str:
+    async def _end(self, within_s: float) -> str:
         try:
-            code = await asyncio.wait_for(self._process.wait(), _LINGER_S)
+            code = await asyncio.wait_for(self._process.wait(), within_s)
         except TimeoutError:
+            _PROCESS_LOG.info("engine process %d did not end within %g s and is killed", self.pid, within_s)
             self.kill()
             code = await self._process.wait()
         self.link.close()
@@ -175,12 +176,7 @@ class EngineChild:
     async def close(self, grace_s: float) -> None:
         """Ask the process to end, kill it after ``grace_s`` seconds, and wait until it is gone."""
         self.link.send(Frame.CLOSE)
-        try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
-        except TimeoutError:
-            _PROCESS_LOG.info("engine process %d did not close within %g s and is killed", self.pid, grace_s)
-            self.kill()
-        await self.ended()
+        await self.ended(grace_s)
 
     async def _read_output(self) -> None:
         assert self._process.stdout is not None  # it is a pipe
