@@ -107,7 +107,7 @@ class RequestStream:
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
         self._waiting: asyncio.Future[None] | None = None
-        self._over = self._superseded = self._cut = False
+        self._superseded = self._cut = False
         self._listener: StreamListener | None = None
 
     def listen(self, listener: StreamListener, request_id: str, supersedes_key: str, admitted_s: float) -> None:
@@ -151,7 +151,6 @@ class RequestStream:
 
     def close(self) -> None:
         """Drop unread events, and abort the request unless it is complete."""
-        self._over = True
         self._items.clear()
         self.unread.forget(self)
         self._end(complete=False)
@@ -198,13 +197,11 @@ class RequestStream:
 
     async def _next(self) -> RequestEvent | RequestError | None:
         """The next item; None at the end."""
-        while not self._items and not self._over:
+        while not self._items:
             if self._on_end is None:
                 return None
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        if self._over:
-            return None
         item, weight = self._items.popleft()
         if weight:
             self.unread.taken(self, weight)
