@@ -10,25 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from server.auth.principal import Limits, Principal, current_caller
-from server.errors import (
-    MIN_RETRY_S,
-    LateError,
-    RateLimitedError,
-    TokenQueueFullError,
-)
+from server.errors import LateError, RateLimitedError, TokenQueueFullError
 from server.observe.records import current_call
 from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
-from specdec.core.types import (
-    MAX_QUEUED_REQUESTS,
-    Delta,
-    Finished,
-    FinishReason,
-    Request,
-    RequestEvent,
-    Started,
-)
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.models.next_edit import WindowReader
 
@@ -334,8 +321,6 @@ class Admission:
         here = older if owner is self else None  # another model's request leaves no room here
         later = call is not None and bool(call.requests)
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, later=later)
-        if self._client.holds_back:  # the engine, which bounds its queue, does not see how many wait
-            self._check_queue()
         self._check_room(own, here, now)
         self._check_time(own, here, now)
         stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
@@ -417,13 +402,6 @@ class Admission:
         usage.apply(principal.limits, now)
         return usage
 
-    def _check_queue(self) -> None:
-        """Refuse beyond the engine's limit on waiting requests; one may wait while a place is free."""
-        running = sum(stream.samples_left for stream in self._streams if stream.started)
-        limit = max(MAX_QUEUED_REQUESTS, int(running < self._client.info.max_batch))
-        if self.waiting >= limit:
-            raise QueueFullError(MAX_QUEUED_REQUESTS, self.wait_s())
-
     def _check_room(self, request: Request, older: RequestStream | None, now: float) -> None:
         """Refuse beyond the configured prompt tokens; a prompt of any length may wait alone."""
         waiting = self.waiting_tokens
@@ -450,7 +428,7 @@ class Admission:
         if needed_s > request.deadline_s:
             # The part of the wait that exceeds the deadline, at most all of it.
             too_much = needed_s - request.deadline_s
-            raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, wait_s)))
+            raise LateError(needed_s, request.deadline_s, min(too_much, wait_s))
 
 
 _Events = asyncio.Queue[tuple[int, RequestEvent | Exception | None]]

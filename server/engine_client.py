@@ -20,6 +20,7 @@ from server.observe.observer import Observer
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import EngineConfig, WeightDtype
 from specdec.core.types import (
+    MAX_QUEUED_REQUESTS,
     EngineInfo,
     Failed,
     Finished,
@@ -29,7 +30,7 @@ from specdec.core.types import (
     StepTrace,
     unstarted,
 )
-from specdec.errors import DuplicateRequestError, EngineDeadError, RequestError
+from specdec.errors import UNAVAILABLE_RETRY_S, DuplicateRequestError, EngineDeadError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,9 +111,6 @@ class Suspects:
     def __init__(self) -> None:
         self._deaths: OrderedDict[bytes, int] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._deaths)
-
     def died(self, requests: Iterable[Request]) -> None:
         """Note that the engine died with ``requests`` in flight. Equal ones count once."""
         for digest in dict.fromkeys(map(_digest, requests)):
@@ -176,10 +174,9 @@ class SubmitQueue:
         self._running: dict[str, _Submission] = {}
         self._alone = False
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a request that comes now waits for one that runs alone, or will."""
-        return self._alone or bool(self._waiting)
+    def __len__(self) -> int:
+        """Requests that were not sent."""
+        return len(self._waiting)
 
     def put(self, engine_id: str, request: Request, *, alone: bool) -> bool:
         """Send a request, now or later; returns whether it was sent."""
@@ -265,11 +262,6 @@ class EngineClient:
         return len(self._table)
 
     @property
-    def holds_back(self) -> bool:
-        """Whether a request submitted now waits here, for a suspect that runs alone."""
-        return self._queue.is_blocked
-
-    @property
     def draft_setting(self) -> tuple[str | None, WeightDtype | None]:
         """The draft model in use and its type, as `swap_draft` takes them."""
         return self.engine.config.draft, self.engine.config.draft_dtype
@@ -281,9 +273,12 @@ class EngineClient:
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: the id is in flight.
             PoisonRequestError: the engine died twice with the same request in flight.
+            QueueFullError: too many requests wait for a suspect that runs alone; the engine bounds those that it has.
         """
         self.engine.check_ready()
         alone = self._suspects.must_run_alone(request)
+        if len(self._queue) >= MAX_QUEUED_REQUESTS:
+            raise QueueFullError(MAX_QUEUED_REQUESTS, UNAVAILABLE_RETRY_S)
         engine_id, stream = self._table.open(request)
         if self._observer is not None:
             stream.record = self._observer.request(request)

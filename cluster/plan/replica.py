@@ -100,8 +100,6 @@ class Replica:
     Times are seconds of one clock for all replicas. ``seed``: of its random numbers.
     """
 
-    holds_back = False  # the engine gets each request at once
-
     def __init__(self, profile: Profile, law: DraftLaw, seed: int) -> None:
         self._clock, self._front_clock = VirtualClock(), VirtualClock()
         self.info = profile.engine_info(VOCABULARY)  # the engine's, for admission

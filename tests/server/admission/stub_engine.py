@@ -30,8 +30,6 @@ class StubClient:
     """The part of `EngineClient` that `Admission` uses, over the real request table. ``given`` and ``aborted`` record
     the calls."""
 
-    holds_back = False
-
     def __init__(self, max_batch: int = 4) -> None:
         self.info: EngineInfo = replace(INFO, max_batch=max_batch)
         self.given: list[Request] = []
