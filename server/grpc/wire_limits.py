@@ -137,10 +137,6 @@ class _Scan:
         return 0, len(self._data) + 1
 
     def _count(self, found: _Field, at: int, end: int, *, packed: bool) -> None:
-        left = found.limit - self._items[found.path]
-        if packed and end - at <= _MAX_VARINT * left:
-            self._items[found.path] += len(self._data[at:end].translate(None, _CONTINUED))
-        else:
-            self._items[found.path] += left + 1 if packed else 1
+        self._items[found.path] += len(self._data[at:end].translate(None, _CONTINUED)) if packed else 1
         if self._items[found.path] > found.limit:
             raise InvalidRequestError.of(found.path, f"at most {found.limit} items")
