@@ -198,9 +198,8 @@ class MessageReads:
     """
 
     def __init__(self, places: int) -> None:
-        self._places = places
+        self._places, self._free = places, asyncio.Semaphore(places)
         self._reading: dict[asyncio.Timeout, int] = {}  # in the order of their start; each with the looks it has had
-        self._waiting: dict[asyncio.Timeout, asyncio.Future[None]] = {}
         self._look_timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
@@ -210,29 +209,19 @@ class MessageReads:
         Raises:
             BodiesFullError: the message was late, or no place became free in `WAIT_S` seconds.
         """
-        free = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(WAIT_S) as read:
+            async with asyncio.timeout(WAIT_S) as read, self._free:
+                read.reschedule(None)
+                self._reading[read] = 0
+                self._look_soon()
                 try:
-                    self._waiting[read] = free
-                    self._hand_out()
-                    await free
-                    read.reschedule(None)
                     yield
                 finally:
-                    self._waiting.pop(read, None)
                     self._reading.pop(read, None)
-                    self._hand_out()
         except TimeoutError:
             raise BodiesFullError(WAIT_S) from None
 
-    def _hand_out(self) -> None:
-        while self._waiting and len(self._reading) < self._places:
-            read = next(iter(self._waiting))
-            free = self._waiting.pop(read)
-            self._reading[read] = 0
-            if not free.done():  # else its call has been cancelled, and gives the place back
-                free.set_result(None)
+    def _look_soon(self) -> None:
         if self._look_timer is None and len(self._reading) > self._places * 3 // 4:
             self._look_timer = asyncio.get_running_loop().call_later(_READ_LOOK_S, self._look)
 
@@ -244,4 +233,4 @@ class MessageReads:
             if self._reading[read] > (SLOW_LOOKS if rank < self._places // 2 else PROMPT_LOOKS):
                 del self._reading[read]
                 read.reschedule(asyncio.get_running_loop().time())
-        self._hand_out()
+        self._look_soon()
