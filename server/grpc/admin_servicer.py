@@ -7,17 +7,14 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
 
-import grpc
-
 from server.experiment.live.experiments import Experiments, ExperimentStatus
-from server.grpc.errors import guarded
+from server.grpc.errors import Context, guarded
 from server.served_model import Models
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2_grpc
 from specdec.api.v1 import experiment_pb2 as pb
 from specdec.config import WeightDtype
 from specdec.errors import InvalidRequestError, ViolationCollector
 
-Context = grpc.aio.ServicerContext[Any, Any]
 _DTYPES = get_args(WeightDtype)
 
 

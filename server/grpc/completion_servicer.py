@@ -27,9 +27,9 @@ from server.grpc.completion_messages import (
     suggestion_finished,
     suggestion_started,
 )
-from server.grpc.errors import guarded
+from server.grpc.errors import Context, guarded
 from server.grpc.messages import event_message
-from server.grpc.request_reader import Context, read_files, read_gap, read_prediction, validate, with_deadline
+from server.grpc.request_reader import read_files, read_gap, read_prediction, validate, with_deadline
 from server.hold_headers import DeferredHeaders
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb

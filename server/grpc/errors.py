@@ -32,6 +32,7 @@ _DESCRIPTION_BYTES = 160
 _PLAN_BYTES = 400  # of a problem of an experiment's plan, which names a line, a field and what the field may hold
 _VIOLATIONS_BYTES = 3000  # of all fields and descriptions; violations beyond these are left out
 
+Context = grpc.aio.ServicerContext[Any, Any]
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
@@ -39,7 +40,7 @@ def guarded(method: Method) -> Method:
     """Decorate a servicer's method: a `RequestError` becomes its status, any other exception INTERNAL."""
 
     @functools.wraps(method)
-    async def call(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def call(self: Any, request: Any, context: Context) -> Any:
         try:
             return await method(self, request, context)
         except RequestError as error:
@@ -53,7 +54,7 @@ def guarded(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
+async def refuse(context: Context, error: RequestError) -> None:
     """End the call with the status of ``error``; raises, as `context.abort` does."""
     note_refusal(error)
     code = status_code(error)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from server.auth.principal import current_caller
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
-from server.grpc.errors import guarded
+from server.grpc.errors import Context, guarded
 from server.grpc.messages import (
     event_message,
     info_message,
@@ -15,7 +15,6 @@ from server.grpc.messages import (
     timings_message,
 )
 from server.grpc.request_reader import (
-    Context,
     PromptMessage,
     parse_generate,
     parse_prefill,

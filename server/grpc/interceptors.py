@@ -17,7 +17,7 @@ from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, check_admin, set_caller
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
-from server.grpc.errors import refuse
+from server.grpc.errors import Context, refuse
 from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
 from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, leave_call, set_call
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
     Details = grpc.HandlerCallDetails
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[..., Awaitable[Any]]
 Read = Callable[[bytes], Any]
 OURS = "/specdec.api."
@@ -129,7 +128,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 def _refusing(error: RequestError) -> Handler:
     """Return a handler that refuses a call without reading its messages."""
 
-    async def call(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def call(_: Any, context: Context) -> None:
         await refuse(context, error)
 
     handler: Handler = grpc.stream_stream_rpc_method_handler(call)

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
 from server.errors import DeadlinePassedError
+from server.grpc.errors import Context
 from server.json_body import Body, read_object
 from server.request_fields import NO_PROMPT
 from server.served_model import ServedModel
@@ -34,8 +33,6 @@ from specdec.core.types import (
 )
 from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def _message_paths() -> dict[str, str]:
