@@ -29,7 +29,7 @@ from server.grpc.completion_messages import (
 )
 from server.grpc.errors import Context, guarded
 from server.grpc.messages import event_message
-from server.grpc.request_reader import read_files, read_gap, read_prediction, validate, with_deadline
+from server.grpc.request_reader import admit, read_files, read_gap, read_prediction, validate
 from server.hold_headers import DeferredHeaders
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
@@ -253,9 +253,9 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         model = self._models.find(request.model, Task.FILL)
         with model.gate.enter():
             principal = current_caller()
-            asked = await _read(request, context, model)
+            asked = await _read(request, model)
             answer, has_text = DeferredHeaders(context, model.hold_headers), False
-            async with model.admission.admit(principal, asked, request.scheduling.supersedes_key) as stream:
+            async with admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
                     await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
@@ -273,10 +273,10 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         model = self._models.find(request.model)
         with model.gate.enter():
             principal, suggested = current_caller(), False
-            asked, reader = await _read_edit(request, context, model)
+            asked, reader = await _read_edit(request, model)
             answer = DeferredHeaders(context, model.hold_headers)
             owner = principal.scoped(asked.cache_salt)
-            async with model.admission.admit(principal, asked, request.scheduling.supersedes_key) as stream:
+            async with admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
@@ -292,8 +292,8 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         return pb.ReportOutcomeResponse(known=known)
 
 
-async def _read(message: pb.CompleteRequest, context: Context, model: ServedModel) -> Request:
-    """Return the request in ``message``, with the rest of the call's time as its deadline.
+async def _read(message: pb.CompleteRequest, model: ServedModel) -> Request:
+    """Return the request in ``message``.
 
     Raises:
         RequestError: it cannot be served; every bad field is listed.
@@ -307,12 +307,10 @@ async def _read(message: pb.CompleteRequest, context: Context, model: ServedMode
     request = await model.maker.make(read_gap(message.fim), options, request_id)
     request = replace(request, prediction_ids=prediction)
     validate(request, model.info, violations)
-    return with_deadline(request, context)
+    return request
 
 
-async def _read_edit(
-    message: pb.PredictEditRequest, context: Context, model: ServedModel
-) -> tuple[Request, EditReader]:
+async def _read_edit(message: pb.PredictEditRequest, model: ServedModel) -> tuple[Request, EditReader]:
     """Return the request in ``message``, and what finds the edits in its answer; raises as `_read`."""
     model.check_name(message.model)
     violations = ViolationCollector()
@@ -325,4 +323,4 @@ async def _read_edit(
     ttft = model.maker.time.objective(owner, ttft_ms)
     request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     validate(request, model.info, violations)
-    return with_deadline(request, context), EditReader(prompt)
+    return request, EditReader(prompt)

@@ -16,18 +16,16 @@ from server.grpc.messages import (
 )
 from server.grpc.request_reader import (
     PromptMessage,
+    admit,
     parse_generate,
     parse_prefill,
     read_chat,
-    with_deadline,
 )
 from server.hold_headers import DeferredHeaders
 from server.json_body import write_json
-from server.request_stream import RequestStream
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
-from specdec.api.v1 import options_pb2 as options
-from specdec.core.types import Delta, Finished, Request, Started, trace_dict
+from specdec.core.types import Delta, Finished, Started, trace_dict
 from specdec.errors import InvalidRequestError, ViolationCollector
 
 
@@ -48,7 +46,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=model.name)
             deltas: dict[int, list[Delta]] = defaultdict(list)
             samples: list[generation_pb2.Sample] = []
-            async with _admit(model, asked, request.scheduling, context) as stream:
+            async with admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Started):
                         response.seed = event.seed
@@ -65,7 +63,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         with model.gate.enter():
             asked = await parse_generate(request, model)
             name, answer = model.name, DeferredHeaders(context, model.hold_headers)
-            async with _admit(model, asked, request.scheduling, context) as stream:
+            async with admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     await answer.write(event, event_message(generation_pb2.GenerateStreamResponse, event, name))
 
@@ -75,7 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         with model.gate.enter():
             asked = await parse_prefill(request, model)
             response = generation_pb2.PrefillResponse(request_id=asked.request_id)
-            async with _admit(model, asked, request.scheduling, context) as stream:
+            async with admit(model, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         response.prompt_tokens = event.usage.prompt_tokens
@@ -127,18 +125,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 _TASKS = {"fim": Task.FILL, "chat": Task.CHAT}
-
-
-def _admit(
-    model: ServedModel, request: Request, scheduling: options.SchedulingOptions, context: Context
-) -> RequestStream:
-    """Admit the request, with the rest of the call's time as its deadline.
-
-    Raises:
-        RequestError: no time is left, the caller is not allowed, or the engine refuses it.
-    """
-    request = with_deadline(request, context)
-    return model.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):

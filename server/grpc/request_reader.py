@@ -1,4 +1,4 @@
-"""Proto messages to validated requests. A refusal names every bad field."""
+"""Proto messages to validated requests, and their admission. A refusal names every bad field."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from server.auth.principal import current_caller
 from server.completion.documents import ContextFile, Gap
 from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
@@ -15,6 +16,7 @@ from server.errors import DeadlinePassedError
 from server.grpc.errors import Context
 from server.json_body import Body, read_object
 from server.request_fields import NO_PROMPT
+from server.request_stream import RequestStream
 from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
@@ -51,16 +53,21 @@ def validate(request: Request, info: EngineInfo, violations: ViolationCollector)
     check_requests([request], info, violations, _MESSAGE_PATHS)
 
 
-def with_deadline(request: Request, context: Context) -> Request:
-    """``request`` with the rest of the call's time as its deadline.
+def admit(
+    model: ServedModel, request: Request, scheduling: options.SchedulingOptions, context: Context
+) -> RequestStream:
+    """Admit the request, with the rest of the call's time as its deadline.
 
     Raises:
         DeadlinePassedError: no time is left.
+        RequestError: as `Admission.admit` raises.
     """
     remaining = context.time_remaining()
-    if remaining is not None and remaining <= 0:
-        raise DeadlinePassedError
-    return request if remaining is None else replace(request, deadline_s=remaining)
+    if remaining is not None:
+        if remaining <= 0:
+            raise DeadlinePassedError
+        request = replace(request, deadline_s=remaining)
+    return model.admission.admit(current_caller(), request, scheduling.supersedes_key)
 
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
