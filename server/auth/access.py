@@ -233,10 +233,11 @@ class Access:
         return await self._keys.find(key)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Open ``address`` on ``server``, with TLS if configured. Returns the port, 0 if it cannot be opened."""
-        try:
-            if self.tls is None:
-                return server.add_insecure_port(address)
-            return server.add_secure_port(address, grpc_credentials(self.tls))
-        except RuntimeError:
-            return 0
+        """Open ``address`` on ``server``, with TLS if configured, and return the port.
+
+        Raises:
+            RuntimeError: it cannot be opened.
+        """
+        if self.tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, grpc_credentials(self.tls))

@@ -89,9 +89,10 @@ class GrpcServer:
         host, port = self._config.host, self._config.grpc_port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         _check_free(host, port, address)
-        bound = self._access.listen(self._server, address)
-        if bound == 0:
-            raise ConfigError(f"gRPC cannot listen on {address}: it is in use, or not an address of this machine")
+        try:
+            bound = self._access.listen(self._server, address)
+        except RuntimeError:
+            raise ConfigError(f"gRPC cannot listen on {address}; choose another with --grpc-port or --host") from None
         await self._server.start()
         return bound
 
@@ -142,10 +143,6 @@ def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
 
 def _describe_v1() -> None:
     """Register the v1 file, so that clients can ask for it: the package installed has only v1alpha."""
-    pool = descriptor_pool.Default()
-    try:
-        pool.FindServiceByName(V1)
-    except KeyError:
-        text = text_format.MessageToString(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
-        v1 = text_format.Parse(text.replace("v1alpha", "v1"), FileDescriptorProto())
-        pool.AddSerializedFile(v1.SerializeToString())
+    text = text_format.MessageToString(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+    v1 = text_format.Parse(text.replace("v1alpha", "v1"), FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(v1.SerializeToString())  # again for each server, which changes nothing
