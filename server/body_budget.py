@@ -121,8 +121,8 @@ class BodyBudget:
         finally:
             large = body.held >= _LARGE_BYTES
             self.complete(body, 0)
-            if large:
-                self._trim_later()
+            if large and self._trim_timer is None:
+                self._trim_timer = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._run_trim)
 
     def complete(self, body: Body, room: int) -> None:
         """``body`` is complete and keeps ``room`` bytes."""
@@ -175,10 +175,6 @@ class BodyBudget:
             del self._arriving[body]  # it is cut off once
             body.cut_off()
         self._look_timer = loop.call_later(_LOOK_S, self._cut_off_slow)
-
-    def _trim_later(self) -> None:
-        if self._trim_timer is None:
-            self._trim_timer = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._run_trim)
 
     def _run_trim(self) -> None:
         self._trim_timer = None

@@ -57,7 +57,7 @@ def guarded(method: Method) -> Method:
 async def refuse(context: Context, error: RequestError) -> None:
     """End the call with the status of ``error``; raises, as `context.abort` does."""
     note_refusal(error)
-    code = status_code(error)
+    code = grpc.StatusCode[error.grpc_code]
     if code == grpc.StatusCode.INTERNAL:
         _LOG.error("request failed: %s: %s", error.reason, error)
     status = rich_status(error)
@@ -69,10 +69,6 @@ async def refuse(context: Context, error: RequestError) -> None:
     if error.retry_after_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after_s * 1e3))))
     await context.abort(code, status.message, tuple(trailers))
-
-
-def status_code(error: RequestError) -> grpc.StatusCode:
-    return grpc.StatusCode[error.grpc_code]
 
 
 def rich_status(error: RequestError) -> Status:
@@ -99,7 +95,7 @@ def rich_status(error: RequestError) -> Status:
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
     if error.retry_after_s is not None:
         details.append(RetryInfo(retry_delay=timedelta(seconds=error.retry_after_s)))
-    status = Status(code=status_code(error).value[0], message=_cut(str(error), _MESSAGE_BYTES))
+    status = Status(code=grpc.StatusCode[error.grpc_code].value[0], message=_cut(str(error), _MESSAGE_BYTES))
     for detail in details:
         status.details.add().Pack(detail)
     return status

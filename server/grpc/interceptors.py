@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from server.auth.access import Access
-from server.auth.principal import ANYBODY, Principal, check_admin, set_caller
+from server.auth.principal import check_admin, set_caller
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc.errors import Context, refuse
@@ -112,17 +112,13 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         service = handler_call_details.method.rpartition("/")[0]
         try:
-            set_caller(await self._caller(handler_call_details))
+            if not handler_call_details.method.startswith(_OPEN):
+                set_caller(await self._access.grpc_caller(handler_call_details.invocation_metadata))
             if service in _OPERATORS:
                 check_admin(service.rpartition(".")[2])
         except RequestError as error:
             return _refusing(error)
         return await continuation(handler_call_details)
-
-    async def _caller(self, details: Details) -> Principal:
-        if details.method.startswith(_OPEN):
-            return ANYBODY
-        return await self._access.grpc_caller(details.invocation_metadata)
 
 
 def _refusing(error: RequestError) -> Handler:
@@ -166,12 +162,11 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             try:
                 async with self._reads.place():
                     data = await context.read()
-                    if data is not grpc.aio.EOF:
-                        await body.reserve(len(data))
+                    if data is grpc.aio.EOF:
+                        return await refuse(context, InvalidRequestError.of("message", "is missing"))
+                    await body.reserve(len(data))
             except BodiesFullError as error:
                 return await refuse(context, error)
-            if data is grpc.aio.EOF:
-                return await refuse(context, InvalidRequestError.of("message", "is missing"))
             request = await self._unpack(read, data)
             del data
             if isinstance(request, InvalidRequestError):
