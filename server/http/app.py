@@ -20,7 +20,7 @@ from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, ANTHROPIC_ERRORS
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.embeddings import EMBEDDINGS
-from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
+from server.http.errors import CallRefusedError, ClientGoneError, path_not_found, refusal_of
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.ollama import OLLAMA, OLLAMA_ERRORS
@@ -180,12 +180,13 @@ async def _refuse(request: Request, error: Any) -> Response:
     served = {route.path for route in request.app.routes}
     meant = f"/v1{path}", path.removeprefix("/v1"), path.replace("//", "/")
     likely = next((each for each in meant if each in served), None)
-    found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(path, likely)
+    found = path_not_found(path, likely)
     if error.status_code == 405:
         # Starlette names the methods of one route only.
         methods = {name for route in request.app.routes if route.path_regex.match(path) for name in route.methods}
         headers["allow"] = ", ".join(sorted(methods))
-        found = MethodNotAllowedError(request.method, headers["allow"])
+        problem = f"{request.method[:20]} is not served here; use {headers['allow']}"
+        found = CallRefusedError(405, "METHOD_NOT_ALLOWED", problem)
     refusal = refusal_of(found, {})
     style = next((style for prefix, style in _STYLES.items() if path.startswith(prefix)), OPENAI_ERRORS)
     return Response(write_json(style.body(refusal)), refusal.status, headers, "application/json")

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from server.hold_headers import HOLD_HEADER, holds
-from server.http.errors import BodyCodingError, BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
+from server.http.errors import CallRefusedError, ClientGoneError, Refusal
 from server.http.fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
@@ -186,9 +186,7 @@ class Call:
         """Receive the body.
 
         Raises:
-            BodyTooLargeError: it is too long.
-            BodyTimeoutError: it does not arrive in time.
-            BodyCodingError: it is compressed.
+            CallRefusedError: it is too long or compressed, or does not arrive in time.
             ClientGoneError: the client left.
         """
         limit = self.server.max_body_bytes
@@ -206,10 +204,12 @@ class Call:
                 uncounted.clear()
             if size > limit:
                 await self._swallow(more)
-                raise BodyTooLargeError(limit)
+                problem = f"the body exceeds {limit} bytes; shorten it"
+                raise CallRefusedError(413, "BODY_TOO_LARGE", problem)
         coding = self.header("content-encoding")
         if size and coding.lower() not in ("", "identity"):
-            raise BodyCodingError(coding)
+            problem = f"content-encoding: {coding[:64]!r} is not read here; send the body without it"
+            raise CallRefusedError(415, "BODY_CODING", problem, "content-encoding")
         if size <= LARGE_BYTES:
             self.content = b"".join(pieces)
             return
@@ -283,7 +283,8 @@ class Call:
             async with asyncio.timeout(BODY_IDLE_S):
                 message = await self._receive()
         except TimeoutError:
-            raise BodyTimeoutError(BODY_IDLE_S) from None
+            problem = f"the rest of the body did not arrive within {BODY_IDLE_S:g} s; send it again"
+            raise CallRefusedError(408, "BODY_TIMEOUT", problem) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         return message.get("body", b""), message.get("more_body", False)

@@ -12,56 +12,18 @@ from server.observe.records import NO_RETRY_HEADER, forbids_retry, note_refusal
 from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, RequestError
 
 
-class BodyTooLargeError(RequestError):
-    """The body exceeds the server's limit."""
+class CallRefusedError(RequestError):
+    """The HTTP port refuses a call before an endpoint reads it: for its path, its method or its body."""
 
-    reason = "BODY_TOO_LARGE"
-    http_status = 413
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the body exceeds {limit} bytes; shorten it")
+    def __init__(self, status: int, reason: str, message: str, field: str | None = None) -> None:
+        self.http_status, self.reason, self.field = status, reason, field
+        super().__init__(message)
 
 
-class BodyTimeoutError(RequestError):
-    """The rest of the body did not arrive in time."""
-
-    reason = "BODY_TIMEOUT"
-    http_status = 408
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the rest of the body did not arrive within {seconds:g} s; send it again")
-
-
-class BodyCodingError(RequestError):
-    """The body is compressed."""
-
-    reason = "BODY_CODING"
-    http_status, field = 415, "content-encoding"
-
-    def __init__(self, coding: str) -> None:
-        super().__init__(f"content-encoding: {coding[:64]!r} is not read here; send the body without it")
-
-
-class PathNotFoundError(RequestError):
-    """No endpoint has this path."""
-
-    reason = "PATH_NOT_FOUND"
-    http_status = 404
-
-    def __init__(self, path: str, likely: str | None = None) -> None:
-        """likely: a path that is served."""
-        hint = "GET /openapi.json lists the endpoints" if likely is None else f"did you mean {likely}?"
-        super().__init__(f"nothing is served at {path[:200]!r}; {hint}")
-
-
-class MethodNotAllowedError(RequestError):
-    """The path has other methods."""
-
-    reason = "METHOD_NOT_ALLOWED"
-    http_status = 405
-
-    def __init__(self, method: str, allowed: str) -> None:
-        super().__init__(f"{method[:20]} is not served here; use {allowed}")
+def path_not_found(path: str, likely: str | None = None) -> CallRefusedError:
+    """No endpoint has ``path``. likely: a path that is served."""
+    hint = "GET /openapi.json lists the endpoints" if likely is None else f"did you mean {likely}?"
+    return CallRefusedError(404, "PATH_NOT_FOUND", f"nothing is served at {path[:200]!r}; {hint}")
 
 
 class ClientGoneError(Exception):
@@ -71,6 +33,7 @@ class ClientGoneError(Exception):
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARACTERS = 2000
 _MAX_VIOLATIONS = 32
+_CLOSING = (DrainingError.reason, "BODY_TOO_LARGE", "BODY_TIMEOUT")  # the connection serves no other call
 LLAMA_TOO_LONG = "the request exceeds the available context size: {message}"
 """A prompt that is too long, as llama.cpp and Ollama word it, for `Refusal.worded`."""
 _PREFIXES = ("sampling.", "stopping.", "output.")
@@ -117,7 +80,7 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
         headers.append((b"x-should-retry", b"false"))  # OpenAI's and Anthropic's clients repeat any other 409 and 503
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, DrainingError | BodyTooLargeError | BodyTimeoutError):
+    if error.reason in _CLOSING:
         headers.append((b"connection", b"close"))
     found: tuple[FieldViolation, ...] = ()
     message, name = str(error), error.field

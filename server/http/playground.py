@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from server.auth.principal import current_caller
 from server.http.call import Call, Endpoint
-from server.http.errors import PathNotFoundError
+from server.http.errors import path_not_found
 from server.http.ollama import alive
 from server.http.operator_endpoints import PROBE_ERRORS
 from server.request_fields import TEXT
@@ -71,7 +71,7 @@ async def page_file(call: Call) -> None:
     name = call.path_params["name"]
     found = _FILES.get(name)
     if found is None:
-        raise PathNotFoundError(f"/page/{name}")
+        raise path_not_found(f"/page/{name}")
     await _send(call, found)
 
 
