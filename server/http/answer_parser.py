@@ -6,7 +6,7 @@ import functools
 import re
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -31,12 +31,13 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegin:
-    """The begin of a call; its arguments follow."""
+class ToolCall:
+    """A complete call, or the begin of one whose arguments follow in pieces."""
 
-    index: int  # of the call in the answer, from 0
+    index: int  # in the answer, from 0
     call_id: str
     name: str
+    arguments: str = ""  # JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,6 @@ class CallEnd:
     is_whole: bool  # the arguments are JSON and complete
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A complete call."""
-
-    index: int  # in the answer, from 0
-    call_id: str
-    name: str
-    arguments: str  # JSON
-
-
 def as_object(arguments: str) -> dict[str, Any]:
     """The arguments of a call, for dialects in which they are an object: anything else is wrapped in one."""
     try:
@@ -75,7 +66,7 @@ def as_object(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"value": found}
 
 
-Part = str | Thought | CallBegin | CallArguments | CallEnd | ToolCall
+Part = str | Thought | ToolCall | CallArguments | CallEnd
 
 
 def new_call_id(form: ToolForm | None) -> str:
@@ -120,7 +111,7 @@ class AnswerParser:
         self._form, self._tools, self._max_calls, self._whole = form, tools, max_calls, whole
         self._held = ""  # not yet looked at
         self._raw: list[str] = []  # looked at, and part of what may be a call
-        self._begun = CallBegin(0, "", "")  # the last one
+        self._begun = ToolCall(0, "", "")  # the last one
         self._open: list[str] | None = None  # the arguments so far of the call that has begun
         self._types: dict[str, ParameterTypes] = {}
         self._parts: list[Part] = []
@@ -430,7 +421,7 @@ class AnswerParser:
     def _begin(self, name: str) -> None:
         if self._open is None:
             self._open = []
-            self._begun = CallBegin(self.calls, new_call_id(self._form), name)
+            self._begun = ToolCall(self.calls, new_call_id(self._form), name)
             self.calls += 1
             if not self._whole:
                 self._emit(self._begun)
@@ -449,7 +440,7 @@ class AnswerParser:
             if not self._whole:
                 self._emit(CallEnd(self.calls - 1, raw, is_whole))
             elif is_whole:
-                self._emit(ToolCall(self.whole_calls, self._begun.call_id, self._begun.name, arguments))
+                self._emit(replace(self._begun, index=self.whole_calls, arguments=arguments))
             else:
                 self._emit(raw)
             self.whole_calls += is_whole and not self._silent

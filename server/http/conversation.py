@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from server.http.answer_parser import CallArguments, CallBegin, CallEnd, Part, Thought, ToolCall
+from server.http.answer_parser import CallArguments, CallEnd, Part, Thought, ToolCall
 from server.http.tool_use import AnswerForm
 from server.json_body import Body
 
@@ -112,7 +112,7 @@ class Block:
     """A block of an answer."""
 
     index: int
-    call: CallBegin | ToolCall | None = None  # None: text
+    call: ToolCall | None = None  # None: text
     is_thought: bool = False  # the text is the model's thoughts
     text: str = ""  # so far; the arguments of a call, as JSON
 
@@ -151,17 +151,17 @@ class Blocks:
 
     def _take(self, parts: Sequence[Part]) -> Steps:
         for part in parts:
-            if isinstance(part, CallBegin | ToolCall):
+            if isinstance(part, ToolCall):
                 yield from self._open(part)
-            if isinstance(part, CallArguments):
+                if part.arguments:
+                    yield self._add(part.arguments)
+            elif isinstance(part, CallArguments):
                 yield self._add(part.text)
-            elif isinstance(part, ToolCall):
-                yield self._add(part.arguments)
-            if isinstance(part, CallEnd | ToolCall):
+            elif isinstance(part, CallEnd):
                 yield from self._close()
             elif isinstance(part, Thought):
                 yield from self._write(part.text, is_thought=True)
-            elif isinstance(part, str):
+            else:
                 yield from self._write(part, is_thought=False)
 
     def _write(self, text: str, *, is_thought: bool) -> Steps:
@@ -169,7 +169,7 @@ class Blocks:
             yield from self._open(None, is_thought)
         yield self._add(text)
 
-    def _open(self, call: CallBegin | ToolCall | None, is_thought: bool = False) -> Steps:
+    def _open(self, call: ToolCall | None, is_thought: bool = False) -> Steps:
         yield from self._close()
         self.found.append(Block(len(self.found), call, is_thought))
         self._is_open = True

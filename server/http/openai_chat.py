@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.http.answer_parser import CallArguments, CallBegin, Part, Thought, ToolCall
+from server.http.answer_parser import CallArguments, Part, Thought, ToolCall
 from server.http.answering import Sample, Totals, answer
 from server.http.call import EVENT_STREAM, Call
 from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
@@ -167,9 +167,6 @@ def _delta(part: Part) -> dict[str, Any] | None:
         return {"content": part}
     if isinstance(part, Thought):
         return {"reasoning_content": part.text}
-    if isinstance(part, CallBegin):
-        function = {"name": part.name, "arguments": ""}
-        return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
     if isinstance(part, ToolCall):
         return {"tool_calls": [{"index": part.index, **call_value(part)}]}
     if isinstance(part, CallArguments):
@@ -188,7 +185,7 @@ def message_of(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def call_value(call: ToolCall) -> dict[str, Any]:
-    """A call in the message of an answer in one piece."""
+    """A call as messages and chunks have it."""
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

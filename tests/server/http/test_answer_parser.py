@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from server.http.answer_parser import (
     AnswerParser,
     CallArguments,
-    CallBegin,
     CallEnd,
     Part,
     Thought,
@@ -73,7 +72,7 @@ def streamed(form: ToolForm, text: str, cuts: Sequence[int]) -> list[Part]:
     """Everything that comes out."""
     parser = AnswerParser(form, TOOLS)
     found = [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush()
-    assert parser.calls == sum(isinstance(part, CallBegin) for part in found)
+    assert parser.calls == sum(isinstance(part, ToolCall) for part in found)
     return found
 
 
@@ -82,7 +81,7 @@ def folded(parts: Sequence[Part]) -> list[Out]:
     out: list[Out] = []
     name = arguments = ""
     for part in parts:
-        if isinstance(part, CallBegin):
+        if isinstance(part, ToolCall):
             name, arguments = part.name, ""
         elif isinstance(part, CallArguments):
             arguments += part.text
@@ -128,10 +127,10 @@ def test_text_without_calls_is_unchanged(case: tuple[ToolForm, str], cuts: list[
 
 @given(case=written())
 def test_a_call_is_delimited_by_its_markers(case: tuple[ToolForm, str]) -> None:
-    opened: CallBegin | None = None
+    opened: ToolCall | None = None
     count = 0
     for part in streamed(*case, cuts=range(200)):
-        if isinstance(part, CallBegin):
+        if isinstance(part, ToolCall):
             assert opened is None
             assert part.index == count
             opened, count = part, count + 1
@@ -256,7 +255,7 @@ def test_arguments_are_streamed() -> None:
     parser = AnswerParser(ToolForm.HERMES, TOOLS)
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
     begin, first = parser.push('{"a')
-    assert isinstance(begin, CallBegin)
+    assert isinstance(begin, ToolCall)
     assert (begin.name, first) == ("f", CallArguments(0, '{"a'))
     assert parser.push('": "x') == [CallArguments(0, '": "x')]
     assert parser.push('"}') == [CallArguments(0, '"}')]
@@ -264,7 +263,7 @@ def test_arguments_are_streamed() -> None:
     assert end == CallEnd(0, '<tool_call>{"name": "f", "arguments": {"a": "x"}}', True)
     assert parser.push("\n</tool_call>") == []
     (second, *_) = parser.push('<tool_call>{"name": "g"}')
-    assert isinstance(second, CallBegin)
+    assert isinstance(second, ToolCall)
     assert (second.index, second.name) == (1, "g")
     assert second.call_id != begin.call_id
 
@@ -273,7 +272,7 @@ def test_a_long_string_is_streamed_as_json() -> None:
     parser = AnswerParser(ToolForm.QWEN_XML, TOOLS)
     assert parser.push("<tool_call>\n<function=look>\n<parameter=") == []
     begin, *first = parser.push('a>\n def f():\n    return "')
-    assert isinstance(begin, CallBegin)
+    assert isinstance(begin, ToolCall)
     assert first == [CallArguments(0, '{"a": '), CallArguments(0, '" def f():\\n    return \\"')]
     assert parser.push("</p>\n") == [CallArguments(0, "</p>")]
     assert parser.push("</parameter>") == []  # whether the value ends shows in what follows
@@ -289,7 +288,7 @@ def test_a_long_string_is_streamed_as_json() -> None:
 def test_a_truncated_call_is_reported() -> None:
     parser = AnswerParser(ToolForm.MISTRAL_ARGS, TOOLS)
     begin, piece = parser.push('[TOOL_CALLS]look[ARGS]{"a": ')
-    assert isinstance(begin, CallBegin)
+    assert isinstance(begin, ToolCall)
     assert re.fullmatch("[0-9a-zA-Z]{9}", begin.call_id)  # Mistral's templates refuse others
     assert piece == CallArguments(0, '{"a": ')
     assert parser.flush() == [CallEnd(0, '[TOOL_CALLS]look[ARGS]{"a": ', False)]
