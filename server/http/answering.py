@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from server.admission import run_requests
 from server.errors import GenerationFailedError
-from server.http.call import Call
+from server.http.call import EVENT_STREAM, Call
 from server.json_body import write_line
 from specdec.core.types import (
     Delta,
@@ -90,18 +91,24 @@ def omitted_lines(usage: Usage) -> dict[str, int]:
     return {name: count for name in _OMITTED if (count := getattr(usage, name))}
 
 
-class Answer(Protocol):
+class Answer(ABC):
     """A dialect's form of an answer. One object serves one call."""
 
-    media_type: bytes  # of a stream
+    media_type = EVENT_STREAM  # of a stream
 
+    def __init__(self) -> None:
+        self.totals = Totals()  # of the events so far
+
+    @abstractmethod
     def take(self, event: RequestEvent) -> bytes:
         """The stream's next bytes after ``event``; may be empty."""
 
     def last(self) -> bytes:
         """The end of the stream."""
+        return b""
 
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
+    @abstractmethod
+    def whole(self, samples: Sequence[Sample]) -> Any:
         """The JSON body of an answer in one piece."""
 
 
@@ -114,8 +121,8 @@ async def answer(call: Call, requests: Sequence[Request], form: Answer, *, strea
     if stream:
         await _stream(call, requests, form)
     else:
-        samples, totals = await whole_answer(call, requests)
-        await call.reply(200, form.whole(samples, totals))
+        samples, form.totals = await whole_answer(call, requests)
+        await call.reply(200, form.whole(samples))
 
 
 async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None:
@@ -123,9 +130,10 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
-    left, cut = sum(request.sampling.n for request in requests), False
+    samples, cut = sum(request.sampling.n for request in requests), False
     async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
         async for event in events:
+            form.totals.add(event)
             data = form.take(event)
             if hold:
                 data = held = held + data
@@ -134,10 +142,9 @@ async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None
                 hold = False
             if not call.began:
                 await call.start_stream(form.media_type)
-            if isinstance(event, Finished):
-                left -= 1
-                cut = cut or event.reason is FinishReason.ABORTED
-            if not left and not cut:
+            if isinstance(event, Finished) and event.reason is FinishReason.ABORTED:
+                cut = True
+            if form.totals.finished == samples and not cut:
                 await call.finish(data + form.last())
             elif data:
                 await call.write(data)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from server.http.answer_parser import as_object
-from server.http.answering import Sample, Totals, answer, named_event
-from server.http.call import EVENT_STREAM, Call, Endpoint, ErrorStyle
+from server.http.answering import Answer, Sample, Totals, answer, named_event
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.conversation import (
     Block,
     Blocks,
@@ -279,37 +279,35 @@ def message_head(call: Call) -> dict[str, Any]:
     }
 
 
-class MessageAnswer:
+class MessageAnswer(Answer):
     """A stream has the message without content, its blocks in turn, and its end."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer
-        self._form, self._blocks, self._totals = parsed.form, Blocks(parsed.form), Totals()
+        self._form, self._blocks = parsed.form, Blocks(parsed.form)
         self._end: dict[str, Any] = {}
 
     def take(self, event: RequestEvent) -> bytes:
-        self._totals.add(event)
         if isinstance(event, Delta):
             return self._steps(self._blocks.push(event.text, event.token_ids))
         if isinstance(event, Finished):
             rest = self._steps(self._blocks.end())
             self._end = stop_fields(event, self._blocks.parser.whole_calls > 0, self._limit, self._tokenizer)
             return rest
-        started = {"type": "message_start", "message": {**self._head, "usage": usage(self._totals)}}
+        started = {"type": "message_start", "message": {**self._head, "usage": usage(self.totals)}}
         return named_event(started) + named_event({"type": "ping"})
 
     def last(self) -> bytes:
-        end = {"type": "message_delta", "delta": self._end, "usage": usage(self._totals), **extras(self._totals)}
+        end = {"type": "message_delta", "delta": self._end, "usage": usage(self.totals), **extras(self.totals)}
         return named_event(end) + named_event({"type": "message_stop"})
 
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
         blocks = Blocks.of(self._form, sample.text, sample.token_ids)
         end = stop_fields(sample.end, blocks.parser.whole_calls > 0, self._limit, self._tokenizer)
         content = [content_block(block) for block in blocks.found]
-        return {**self._head, "content": content, **end, "usage": usage(totals), **extras(totals)}
+        return {**self._head, "content": content, **end, "usage": usage(self.totals), **extras(self.totals)}
 
     def _steps(self, steps: Steps) -> bytes:
         return b"".join(named_event(_step_event(*step)) for step in steps)

@@ -7,8 +7,8 @@ from typing import Any
 
 import specdec
 from server.errors import DrainingError
-from server.http.answering import Sample, Totals, answer, omitted_lines, sse
-from server.http.call import EVENT_STREAM, Call, Endpoint, ErrorStyle
+from server.http.answering import Answer, Sample, answer, omitted_lines, sse
+from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import CONVERSATION, MODEL, read_conversation
 from server.http.llamacpp_request import (
@@ -23,7 +23,7 @@ from server.http.openai_format import ERROR_TYPES
 from server.http.tool_use import read_tools
 from server.request_fields import IDS, TEXT, Field, Table, flag_field, text_field
 from server.served_model import Task
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, Started
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import EngineDeadError
 from specdec.models.tokenizer import Tokenizer
 
@@ -42,49 +42,6 @@ def _error_body(refusal: Refusal) -> dict[str, Any]:
 
 _WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
 _LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
-
-
-def result(
-    parsed: LlamaRequest,
-    model: str,
-    text: str,
-    token_ids: list[int],
-    end: Finished,
-    seed: int | None,
-    probabilities: list[dict[str, Any]] | None = None,
-    *,
-    has_new_line: bool = False,
-) -> dict[str, Any]:
-    """All fields of an answer, or the requested ones. ``seed``: the caller's, or the one that was drawn.
-
-    ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. ``probabilities``
-    None: they were not requested, or already sent. ``has_new_line``: whether text already sent has one.
-    """
-    usage, reason = end.usage, end.reason
-    stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
-    kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
-    found = {
-        "index": end.index,
-        "content": text,
-        "tokens": token_ids if parsed.return_tokens else [],
-        "id_slot": 0,
-        "stop": True,
-        "model": model,
-        "tokens_predicted": usage.output_tokens,
-        "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": _settings(parsed, seed),
-        "has_new_line": has_new_line or "\n" in text,
-        "truncated": False,
-        "stop_type": "none" if reason is FinishReason.ABORTED else kind,
-        "stopping_word": stopped,
-        "tokens_cached": usage.prompt_tokens + usage.output_tokens,
-        "timings": timings(end),
-        **omitted_lines(usage),
-        **parsed.notes,
-    }
-    if probabilities is not None:
-        found["completion_probabilities"] = probabilities
-    return found if parsed.response_fields is None else picked(found, parsed.response_fields)
 
 
 def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
@@ -122,38 +79,19 @@ def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
     }
 
 
-def _settings(parsed: LlamaRequest, seed: int | None) -> dict[str, Any]:
-    sampling = parsed.request.sampling
-    return {
-        "seed": seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "n_predict": parsed.n_predict,
-        "stop": parsed.request.stopping.stop,
-        "speculation": parsed.request.speculation.mode,
-    }
-
-
-class LlamaAnswer:
+class LlamaAnswer(Answer):
     """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
     Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, parsed: LlamaRequest, model: str, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._request, self._model, self._tokenizer = parsed, model, tokenizer
         self._made = [0] * parsed.request.sampling.n
         self._with_new_line: set[int] = set()  # samples
-        self._seed: int | None = None
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Finished):
-            has_new_line = event.index in self._with_new_line
-            return sse(result(self._request, self._model, "", [], event, self._seed, has_new_line=has_new_line))
-        if isinstance(event, Started):
-            self._seed = event.seed
+            return sse(self._result("", [], event, has_new_line=event.index in self._with_new_line))
         if not isinstance(event, Delta):
             return b""
         self._made[event.index] += len(event.token_ids)
@@ -174,16 +112,63 @@ class LlamaAnswer:
             found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
         return sse(found)
 
-    def last(self) -> bytes:
-        return b""
-
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> Any:
+    def whole(self, samples: Sequence[Sample]) -> Any:
         """Several samples are a list, one is not."""
         found, wanted = [], self._request.request.output.logprobs is not None
         for each in samples:
             rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
-            found.append(result(self._request, self._model, each.text, each.token_ids, each.end, totals.seed, rows))
+            found.append(self._result(each.text, each.token_ids, each.end, rows))
         return found if len(found) > 1 else found[0]
+
+    def _result(
+        self,
+        text: str,
+        token_ids: list[int],
+        end: Finished,
+        rows: list[dict[str, Any]] | None = None,
+        *,
+        has_new_line: bool = False,
+    ) -> dict[str, Any]:
+        """All fields of a sample's end, or the requested ones.
+
+        ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. rows: of
+        probabilities; None: they were not requested, or already sent. has_new_line: whether text already sent has one.
+        """
+        usage, reason = end.usage, end.reason
+        stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
+        kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
+        sampling, paths = self._request.request.sampling, self._request.response_fields
+        found = {
+            "index": end.index,
+            "content": text,
+            "tokens": token_ids if self._request.return_tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": usage.output_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": {
+                "seed": self.totals.seed,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "n_predict": self._request.n_predict,
+                "stop": self._request.request.stopping.stop,
+                "speculation": self._request.request.speculation.mode,
+            },
+            "has_new_line": has_new_line or "\n" in text,
+            "truncated": False,
+            "stop_type": "none" if reason is FinishReason.ABORTED else kind,
+            "stopping_word": stopped,
+            "tokens_cached": usage.prompt_tokens + usage.output_tokens,
+            "timings": timings(end),
+            **omitted_lines(usage),
+            **self._request.notes,
+        }
+        if rows is not None:
+            found["completion_probabilities"] = rows
+        return found if paths is None else picked(found, paths)
 
 
 async def infill(call: Call) -> None:

@@ -36,18 +36,17 @@ async def parse_fim(call: Call) -> CompletionRequest:
     if not isinstance(call.data.get("prompt"), str):
         raise InvalidRequestError.of("prompt", "must be text, the part before the gap")
     parsed = await parse_completion(call, FIM_FIELDS)
-    return replace(parsed, streaming=replace(parsed.streaming, is_mistral=True))
+    return replace(parsed, options=replace(parsed.options, is_mistral=True))
 
 
 class FimAnswer(CompletionAnswer):
     """Each chunk's choice has a ``delta.content``, which Continue requires. There is nothing but text."""
 
     def take(self, event: RequestEvent) -> bytes:
-        self._chunks.totals.add(event)
         if isinstance(event, Delta) and event.text:
-            return self._chunks.chunk(_chunk_choice(event.index, event.text, None))
+            return self._chunk(_chunk_choice(event.index, event.text, None))
         if isinstance(event, Finished):
-            return self._chunks.finish(_chunk_choice(event.index, "", finish_reason(event)))
+            return self._last_chunk(_chunk_choice(event.index, "", finish_reason(event)))
         return b""
 
     def _choice(self, sample: Sample) -> dict[str, Any]:
@@ -63,7 +62,7 @@ async def fill(call: Call) -> None:
     """Answer a call of /v1/fim/completions."""
     with call.model.gate.enter():
         parsed = await parse_fim(call)
-        stream = parsed.streaming.stream
+        stream = parsed.options.stream
         head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
         form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
         await answer(call, parsed.requests, form, stream=stream)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from server.errors import UnknownModelError
 from server.http.answer_parser import Part, Thought, ToolCall, as_object
-from server.http.answering import Sample, Totals, answer
+from server.http.answering import Answer, Sample, answer
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS, embeddings
 from server.http.errors import LLAMA_TOO_LONG, Refusal
@@ -321,40 +321,36 @@ def _thoughts(parts: Sequence[Part]) -> dict[str, str]:
     return {"thinking": text} if text else {}
 
 
-class OllamaAnswer:
+class OllamaAnswer(Answer):
     """A stream has a line per Delta with content, and a last one with the figures."""
 
     media_type = MEDIA_TYPE
 
     def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: Tokenizer) -> None:
         """content: makes text and calls the content of a line."""
+        super().__init__()
         self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
-        self._form, self._totals = parsed.form, Totals()
-        self._parser = parsed.form.parser(whole=True)
+        self._form, self._parser = parsed.form, parsed.form.parser(whole=True)
         self._context: list[int] | None = None
         if parsed.context and parsed.request is not None:
             self._context = [*parsed.request.prompt_ids]
 
     def take(self, event: RequestEvent) -> bytes:
-        self._totals.add(event)
         if isinstance(event, Delta):
             if self._context is not None:
                 self._context += event.token_ids
             return self._part(self._parser.push(event.text), logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
             rest = self._part(self._parser.flush(), {})
-            return rest + ndjson(self._end([], {}, self._totals, event))
+            return rest + ndjson(self._end([], {}, event))
         return b""
 
-    def last(self) -> bytes:
-        return b""
-
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
         if self._context is not None:
             self._context += sample.token_ids
         parts, _ = self._form.parse(sample.text)
-        return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), totals, sample.end)
+        return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), sample.end)
 
     def loaded(self) -> dict[str, Any]:
         """The answer to a request without a prompt, which clients send to have the model loaded."""
@@ -366,7 +362,7 @@ class OllamaAnswer:
             return b""
         return ndjson(self._line(parts, {**beside, "done": False}))
 
-    def _end(self, parts: Sequence[Part], beside: dict[str, Any], totals: Totals, end: Finished) -> dict[str, Any]:
+    def _end(self, parts: Sequence[Part], beside: dict[str, Any], end: Finished) -> dict[str, Any]:
         """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
         spent, context = end.timings, {} if self._context is None else {"context": self._context}
         figures = {
@@ -374,12 +370,12 @@ class OllamaAnswer:
             "done_reason": finish_fields(end)["finish_reason"],
             "total_duration": _nanoseconds(spent.queue_ms + spent.prefill_ms + spent.decode_ms),
             "load_duration": _nanoseconds(spent.queue_ms),
-            "prompt_eval_count": totals.prompt_tokens,
+            "prompt_eval_count": self.totals.prompt_tokens,
             "prompt_eval_duration": _nanoseconds(spent.prefill_ms),
-            "eval_count": totals.output_tokens,
+            "eval_count": self.totals.output_tokens,
             "eval_duration": _nanoseconds(spent.decode_ms),
         }
-        return self._line(parts, {**beside, **context, **figures, **extras(totals), **self._notes})
+        return self._line(parts, {**beside, **context, **figures, **extras(self.totals), **self._notes})
 
     def _line(self, parts: Sequence[Part], rest: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, "created_at": now(), **self._content(parts), **rest}

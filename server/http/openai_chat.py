@@ -7,22 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from server.http.answer_parser import CallArguments, Part, Thought, ToolCall
-from server.http.answering import Sample, Totals, answer
-from server.http.call import EVENT_STREAM, Call
+from server.http.answering import Sample, answer
+from server.http.call import Call
 from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
 from server.http.openai_format import (
     SHARED,
-    Chunks,
-    StreamOptions,
+    AnswerOptions,
+    ChoicesAnswer,
     answer_head,
+    answer_options,
     check_n,
-    extras,
     finish_fields,
     logprob_entries,
     set_logprobs,
-    step_tree_value,
-    stream_options,
-    usage,
 )
 from server.http.tool_use import AnswerForm, answer_form, read_tools
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
@@ -49,9 +46,8 @@ class ChatRequest:
     """What a call asks for."""
 
     request: Request
-    streaming: StreamOptions
+    options: AnswerOptions
     form: AnswerForm
-    return_token_ids: bool
 
 
 async def parse_chat(call: Call) -> ChatRequest:
@@ -64,52 +60,45 @@ async def parse_chat(call: Call) -> ChatRequest:
     ids = await read_conversation(body, fields.own, call.model, tools, variables=variables)
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
-    streaming = stream_options(body, fields)
+    options = answer_options(body, fields)
     form = answer_form(body, fields, tools, tokenizer, ids)
     if "resume" in fields.engine and form != AnswerForm():
         problem = "does not go with tools, nor with thoughts that are separated: they are read from the whole text"
         body.refuse("resume", f"{problem}; leave it out, or tools, and set separate_reasoning to false")
     request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
-    streaming = replace(streaming, is_mistral="mistral" in call.header("user-agent"))
-    return ChatRequest(request, streaming, form, fields.own["return_token_ids"])
+    options = replace(options, is_mistral="mistral" in call.header("user-agent"))
+    return ChatRequest(request, options, form)
 
 
-class ChatAnswer:
+class ChatAnswer(ChoicesAnswer):
     """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
     arguments, and one per sample's end."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: Tokenizer) -> None:
-        self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
-        self._head, self._chunks = head, Chunks(head, parsed.streaming, self._n)
-        self._parsers = [parsed.form.parser(whole=parsed.streaming.is_mistral) for _ in range(self._n)]
+        self._request, self._form, self._n = parsed.request, parsed.form, parsed.request.sampling.n
+        super().__init__(head, parsed.options, self._n, tokenizer)
+        self._parsers = [parsed.form.parser(whole=parsed.options.is_mistral) for _ in range(self._n)]
 
     def take(self, event: RequestEvent) -> bytes:
-        self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)
         if isinstance(event, Finished):
             return self._finished(event)
         # As in vLLM, the very first chunk has the prompt.
-        more = {"prompt_token_ids": self._request.request.prompt_ids} if self._request.return_token_ids else {}
+        more = {"prompt_token_ids": self._request.prompt_ids} if self._options.token_ids else {}
         role = {"role": "assistant", "content": ""}
-        return self._chunk(0, role, {}, **more) + b"".join(self._chunk(i, role, {}) for i in range(1, self._n))
+        return self._piece(0, role, {}, **more) + b"".join(self._piece(i, role, {}) for i in range(1, self._n))
 
-    def last(self) -> bytes:
-        return self._chunks.ending()
-
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
-        choices = [self._choice(sample, totals) for sample in samples]
-        body = {**self._head, "choices": choices, "usage": usage(totals), **extras(totals)}
-        if self._request.return_token_ids:
-            body["prompt_token_ids"] = self._request.request.prompt_ids
+    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        body = super().whole(samples)
+        if self._options.token_ids:
+            body["prompt_token_ids"] = self._request.prompt_ids
         return body
 
-    def _choice(self, sample: Sample, totals: Totals) -> dict[str, Any]:
-        parts, thought_tokens = self._request.form.parse(sample.text, sample.token_ids)
-        totals.thought_tokens += thought_tokens
+    def _choice(self, sample: Sample) -> dict[str, Any]:
+        parts, thought_tokens = self._form.parse(sample.text, sample.token_ids)
+        self.totals.thought_tokens += thought_tokens
         message = message_of(parts)
         choice: dict[str, Any] = {
             "index": sample.index,
@@ -117,34 +106,30 @@ class ChatAnswer:
             "logprobs": self._logprobs(sample.logprobs),
             **finish_fields(sample.end, "tool_calls" in message),
         }
-        if self._request.return_token_ids:
+        if self._options.token_ids:
             choice["token_ids"] = sample.token_ids
         return choice
 
     def _delta(self, event: Delta) -> bytes:
         parts = self._parsers[event.index].push(event.text, event.token_ids)
-        beside: dict[str, Any] = {}
+        beside = self._beside(event)
         if (logprobs := self._logprobs(event.logprobs)) is not None:
             beside["logprobs"] = logprobs
-        if self._request.return_token_ids:
-            beside["token_ids"] = event.token_ids
-        if event.tree is not None:
-            beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
         return self._parts(event.index, parts, beside)
 
     def _logprobs(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         """None: they were not requested."""
-        if self._request.request.output.logprobs is None:
+        if self._request.output.logprobs is None:
             return None
         return {"content": logprob_entries(self._tokenizer, rows), "refusal": None}
 
     def _finished(self, event: Finished) -> bytes:
         parser = self._parsers[event.index]
         rest = self._parts(event.index, parser.flush(), {})
-        self._chunks.totals.thought_tokens += parser.thought_tokens
+        self.totals.thought_tokens += parser.thought_tokens
         end = finish_fields(event, parser.whole_calls > 0)
         choice = {"index": event.index, "delta": {}, "logprobs": None, **end}
-        return rest + self._chunks.finish(choice)
+        return rest + self._last_chunk(choice)
 
     def _parts(self, index: int, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A chunk per part with content; the first has the fields ``beside``."""
@@ -152,13 +137,13 @@ class ChatAnswer:
         if beside and not deltas:  # these fields belong to the tokens, whose text may be held back
             deltas = [{}]
         for delta in deltas:
-            chunks.append(self._chunk(index, delta, beside))
+            chunks.append(self._piece(index, delta, beside))
             beside = {}
         return b"".join(chunks)
 
-    def _chunk(self, index: int, delta: dict[str, Any], beside: dict[str, Any], **more: Any) -> bytes:
+    def _piece(self, index: int, delta: dict[str, Any], beside: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **beside}
-        return self._chunks.chunk(choice, **more)
+        return self._chunk(choice, **more)
 
 
 def _delta(part: Part) -> dict[str, Any] | None:
@@ -193,7 +178,7 @@ async def chat(call: Call) -> None:
     """Answer a call of /v1/chat/completions."""
     with call.model.gate.enter():
         parsed = await parse_chat(call)
-        stream = parsed.streaming.stream
+        stream = parsed.options.stream
         head = answer_head(call, "chatcmpl", "chat.completion.chunk" if stream else "chat.completion")
         form = ChatAnswer(head, parsed, call.model.tokenizer.loaded)
         await answer(call, [parsed.request], form, stream=stream)

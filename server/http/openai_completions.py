@@ -9,21 +9,18 @@ from itertools import zip_longest
 from typing import Any
 
 from server.completion.prompt_packer import PackedPrompt
-from server.http.answering import Sample, Totals, answer, whole_answer
-from server.http.call import EVENT_STREAM, Call
+from server.http.answering import Sample, answer, whole_answer
+from server.http.call import Call
 from server.http.fields import TTFT
 from server.http.openai_format import (
     SHARED,
-    Chunks,
+    AnswerOptions,
+    ChoicesAnswer,
     LegacyLogprobs,
-    StreamOptions,
     answer_head,
+    answer_options,
     check_n,
-    extras,
     finish_fields,
-    step_tree_value,
-    stream_options,
-    usage,
 )
 from server.json_body import Body, RequestFields
 from server.request_fields import (
@@ -136,9 +133,8 @@ class CompletionRequest:
     """What a call asks for."""
 
     requests: tuple[Request, ...]  # one per prompt
-    streaming: StreamOptions
+    options: AnswerOptions
     echo: tuple[str, ...]  # the text in front of each prompt's samples
-    return_token_ids: bool
     scored: bool = False  # the prompts' tokens have log-probabilities too
 
 
@@ -148,7 +144,7 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     call.field_names["prompt.token_ids"] = "prompt"
     prompts = await read_prompts(body, fields, call.model)
     check_n(body, fields)
-    streaming = stream_options(body, fields)
+    options = answer_options(body, fields)
     request_id = f"cmpl-{call.request_id}"
     requests = tuple(
         dataclasses.replace(
@@ -170,13 +166,11 @@ async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> Comp
     if echo:
         given = listed_prompts(fields.own["prompt"]) or ()
         texts = [each if isinstance(each, str) else await call.model.tokenizer.decode(each) for each in given]
-    return CompletionRequest(requests, streaming, tuple(texts), fields.own["return_token_ids"], scored)
+    return CompletionRequest(requests, options, tuple(texts), scored)
 
 
-class CompletionAnswer:
+class CompletionAnswer(ChoicesAnswer):
     """A stream has a chunk per Delta with text and one per sample's end."""
-
-    media_type = EVENT_STREAM
 
     def __init__(
         self,
@@ -188,8 +182,8 @@ class CompletionAnswer:
         """scores: log-probabilities of each prompt's tokens, if they were requested."""
         sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
         samples = sampling.n * len(parsed.requests)
-        self._head, self._request, self._n, self._tokenizer = head, parsed, sampling.n, tokenizer
-        self._chunks, self._scores = Chunks(head, parsed.streaming, samples), scores
+        super().__init__(head, parsed.options, samples, tokenizer)
+        self._request, self._n, self._scores = parsed, sampling.n, scores
         self._prompts = {request.request_id: number for number, request in enumerate(parsed.requests)}
         self._logprobs: list[LegacyLogprobs] | None = None
         if output.logprobs is not None:
@@ -197,21 +191,12 @@ class CompletionAnswer:
             self._logprobs = [LegacyLogprobs(tokenizer, resume, skip_special=skip) for _ in range(samples)]
 
     def take(self, event: RequestEvent) -> bytes:
-        self._chunks.totals.add(event)
         if isinstance(event, Delta):
             return self._delta(event)
         if isinstance(event, Finished):
-            choice = {"index": event.index, "text": "", "logprobs": None, **finish_fields(event)}
-            return self._chunks.finish(choice)
+            return self._last_chunk({"index": event.index, "text": "", "logprobs": None, **finish_fields(event)})
         prompt = self._prompts[event.request_id]
         return b"".join(self._beginning(prompt, prompt * self._n + i) for i in range(self._n))
-
-    def last(self) -> bytes:
-        return self._chunks.ending()
-
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
-        choices = [self._choice(sample) for sample in samples]
-        return {**self._head, "choices": choices, "usage": usage(totals), **extras(totals)}
 
     def _beginning(self, prompt: int, index: int) -> bytes:
         """The prompt as a sample's first chunk, if the call asks for any of it."""
@@ -219,24 +204,19 @@ class CompletionAnswer:
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self._request.scored:
             choice["logprobs"] = self._prompt_rows(prompt, index)
-        if self._request.return_token_ids:
+        if self._options.token_ids:
             choice |= {"prompt_token_ids": self._request.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
             return b""
-        return self._chunks.chunk(choice)
+        return self._chunk(choice)
 
     def _delta(self, event: Delta) -> bytes:
-        if not (event.text or self._logprobs or self._request.return_token_ids or event.tree):
+        beside = self._beside(event)
+        if not (event.text or self._logprobs or beside):
             return b""
         logprobs = None if self._logprobs is None else self._logprobs[event.index].rows(event.logprobs)
-        choice: dict[str, Any] = {
-            "index": event.index, "text": event.text, "logprobs": logprobs, "finish_reason": None
-        }  # fmt: skip
-        if self._request.return_token_ids:
-            choice["token_ids"] = event.token_ids
-        if event.tree is not None:
-            choice["step_tree"] = step_tree_value(event.tree, self._tokenizer)
-        return self._chunks.chunk(choice)
+        choice = {"index": event.index, "text": event.text, "logprobs": logprobs, "finish_reason": None}
+        return self._chunk(choice | beside)
 
     def _choice(self, sample: Sample) -> dict[str, Any]:
         logprobs = None
@@ -250,7 +230,7 @@ class CompletionAnswer:
             "logprobs": logprobs,
             **finish_fields(sample.end),
         }
-        if self._request.return_token_ids:
+        if self._options.token_ids:
             prompt_ids = self._request.requests[sample.prompt].prompt_ids
             choice |= {"prompt_token_ids": prompt_ids, "token_ids": sample.token_ids}
         return choice
@@ -268,7 +248,7 @@ async def complete(call: Call) -> None:
         head = answer_head(call, "cmpl", "text_completion")
         scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
-        await answer(call, parsed.requests, form, stream=parsed.streaming.stream)
+        await answer(call, parsed.requests, form, stream=parsed.options.stream)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded

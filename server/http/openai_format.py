@@ -1,15 +1,16 @@
-"""What OpenAI's completions and chat share: stream options, usage, log-probabilities, chunks, errors."""
+"""What OpenAI's completions and chat share: options of answers, usage, log-probabilities, chunks, errors."""
 
 from __future__ import annotations
 
 import codecs
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
 
-from server.http.answering import DONE, Totals, sse
+from server.http.answering import DONE, Answer, Sample, Totals, sse
 from server.http.call import Call, ErrorStyle
 from server.http.errors import Refusal
 from server.http.fields import COMMON, MODEL, SAMPLING, STOPPING
@@ -27,6 +28,7 @@ from server.request_fields import (
 )
 from specdec.core.fields import MAX_N
 from specdec.core.types import (
+    Delta,
     Finished,
     FinishReason,
     ResumeParams,
@@ -77,23 +79,25 @@ def set_logprobs(body: Body, fields: RequestFields, wanted: bool, needed: str = 
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """How an answer is streamed."""
+class AnswerOptions:
+    """How an answer is sent."""
 
     stream: bool
     include_usage: bool = False  # a last chunk without choices carries the usage
     continuous: bool = False  # every chunk carries the usage so far
     is_mistral: bool = False  # Mistral's: the last chunk with a choice carries the usage, and a call comes in one piece
+    token_ids: bool = False  # choices have their token ids, and the prompt's are returned
 
 
-def stream_options(body: Body, fields: RequestFields) -> StreamOptions:
-    """``stream`` and ``stream_options``, which counts only in a stream."""
+def answer_options(body: Body, fields: RequestFields) -> AnswerOptions:
+    """``stream``, ``return_token_ids``, and ``stream_options``, which count only in a stream."""
     own = fields.own
     stream = own["stream"]
     include = stream and own["include_usage"]
     if not stream and fields.engine.get("output.trees"):
         body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
-    return StreamOptions(stream, include, include and own["continuous_usage_stats"])
+    continuous = include and own["continuous_usage_stats"]
+    return AnswerOptions(stream, include, continuous, token_ids=own["return_token_ids"])
 
 
 def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
@@ -239,36 +243,52 @@ def _number(logprob: float) -> float:
     return max(logprob, _FLOOR)
 
 
-class Chunks:
-    """Writes the chunks of a stream."""
+class ChoicesAnswer(Answer):
+    """What the answers of completions and chat have in common: choices, in one piece or in the chunks of a stream."""
 
-    def __init__(self, head: dict[str, Any], options: StreamOptions, samples: int) -> None:
-        """head: first fields of each chunk. samples: their number in the answer."""
-        self._head, self._options, self._samples = head, options, samples
-        self.totals = Totals()
+    def __init__(self, head: dict[str, Any], options: AnswerOptions, samples: int, tokenizer: Tokenizer) -> None:
+        """head: first fields of the answer and of each chunk. samples: their number in the answer."""
+        super().__init__()
+        self._head, self._options, self._samples, self._tokenizer = head, options, samples, tokenizer
 
-    def chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+    def last(self) -> bytes:
+        if not self._options.include_usage:
+            return DONE
+        return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE
+
+    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        choices = [self._choice(sample) for sample in samples]
+        return {**self._head, "choices": choices, "usage": usage(self.totals), **extras(self.totals)}
+
+    @abstractmethod
+    def _choice(self, sample: Sample) -> dict[str, Any]:
+        """A whole sample. Counts the tokens of its thoughts in `totals`."""
+
+    def _beside(self, event: Delta) -> dict[str, Any]:
+        """What a choice has beside the text of ``event``, if the call asks for it: token ids, the tree of the step."""
+        found: dict[str, Any] = {}
+        if self._options.token_ids:
+            found["token_ids"] = event.token_ids
+        if event.tree is not None:
+            found["step_tree"] = step_tree_value(event.tree, self._tokenizer)
+        return found
+
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         """One chunk with one choice."""
         chunk = {**self._head, "choices": [choice], **more}
         if self._options.include_usage:
             chunk["usage"] = usage_so_far(self.totals) if self._options.continuous else None
         return sse(chunk)
 
-    def finish(self, choice: dict[str, Any]) -> bytes:
+    def _last_chunk(self, choice: dict[str, Any]) -> bytes:
         """The chunk that ends a sample, which `totals` already counts. The last one has the figures, unless a chunk of
         their own was requested."""
         if self.totals.finished < self._samples or self._options.include_usage:
-            return self.chunk(choice)
+            return self._chunk(choice)
         figures = extras(self.totals)
         if self._options.is_mistral:
             figures["usage"] = usage(self.totals)
-        return self.chunk(choice, **figures)
-
-    def ending(self) -> bytes:
-        """The events after the last sample's end."""
-        if not self._options.include_usage:
-            return DONE
-        return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE
+        return self._chunk(choice, **figures)
 
 
 SHARED: Table = (

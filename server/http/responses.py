@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
-from server.http.answering import Sample, Totals, answer, named_event
-from server.http.call import EVENT_STREAM, Call, Endpoint
+from server.http.answering import Answer, Sample, Totals, answer, named_event
+from server.http.call import Call, Endpoint
 from server.http.conversation import (
     Block,
     Blocks,
@@ -265,21 +265,19 @@ def text_part(block: Block, logprobs: list[Any]) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": block.text}
 
 
-class ResponseAnswer:
+class ResponseAnswer(Answer):
     """A stream has the answer without output, its items in turn, and the whole answer."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._answer, self._request_id = response_head(call, parsed), call.request_id
-        self._form, self._blocks, self._totals, self._sent = parsed.form, Blocks(parsed.form), Totals(), 0
+        self._form, self._blocks, self._sent = parsed.form, Blocks(parsed.form), 0
         self._tokenizer = tokenizer
         self._rows: list[Any] = []  # of the tokens so far
         self._n_rows_sent = 0
         self._last_status = "completed"
 
     def take(self, event: RequestEvent) -> bytes:
-        self._totals.add(event)
         if isinstance(event, Delta):
             self._rows += logprob_entries(self._tokenizer, event.logprobs)
             return self._steps(self._blocks.push(event.text, event.token_ids))
@@ -287,8 +285,8 @@ class ResponseAnswer:
             end = end_fields(event)
             self._last_status = end["status"]
             rest = self._steps(self._blocks.end())
-            self._totals.thought_tokens = self._blocks.parser.thought_tokens
-            self._answer |= {**end, "usage": usage(self._totals), **extras(self._totals)}
+            self.totals.thought_tokens = self._blocks.parser.thought_tokens
+            self._answer |= {**end, "usage": usage(self.totals), **extras(self.totals)}
             return rest
         return self._event("response.created", response=self._answer) + self._event(
             "response.in_progress", response=self._answer
@@ -297,15 +295,15 @@ class ResponseAnswer:
     def last(self) -> bytes:
         return self._event(f"response.{self._answer['status']}", response=self._answer)
 
-    def whole(self, samples: Sequence[Sample], totals: Totals) -> dict[str, Any]:
+    def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
         end, read = end_fields(sample.end), Blocks.of(self._form, sample.text, sample.token_ids)
-        blocks, totals.thought_tokens = read.found, read.parser.thought_tokens
-        rows = logprob_entries(self._tokenizer, sample.logprobs)[totals.thought_tokens :]
+        blocks, self.totals.thought_tokens = read.found, read.parser.thought_tokens
+        rows = logprob_entries(self._tokenizer, sample.logprobs)[self.totals.thought_tokens :]
         output = [self._item(block, "completed", rows) for block in blocks]
         if blocks and blocks[-1].call is None:  # a call is complete, as an incomplete one remains text
             output[-1]["status"] = end["status"]
-        return {**self._answer, **end, "output": output, "usage": usage(totals), **extras(totals)}
+        return {**self._answer, **end, "output": output, "usage": usage(self.totals), **extras(self.totals)}
 
     def failed(self, refusal: Refusal) -> bytes:
         """The end of a stream that breaks off."""

@@ -40,7 +40,7 @@ def request(**fields: Any) -> Request:
 def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_completion, {"prompt": "hi"}, {"x-request-id": "r"})
     assert ask.requests == (PLAIN,)
-    assert (ask.streaming.stream, ask.echo, ask.return_token_ids) == (False, ("",), False)
+    assert (ask.options.stream, ask.echo, ask.options.token_ids) == (False, ("",), False)
     assert request(unknown={"deep": [1]}, user="somebody", model=None) == PLAIN
 
 
@@ -197,10 +197,10 @@ def test_fill_in_the_middle_is_encoded_or_rejected() -> None:
 
 def test_echo_and_streaming() -> None:
     ask = asked(parse_completion, {"prompt": ["hi!", [BOS, 104]], "echo": True, "return_token_ids": True})
-    assert (ask.echo, ask.return_token_ids) == (("hi!", "h"), True)
+    assert (ask.echo, ask.options.token_ids) == (("hi!", "h"), True)
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = [
-        asked(parse_completion, {"prompt": "a", "stream": stream, "stream_options": given}).streaming
+        asked(parse_completion, {"prompt": "a", "stream": stream, "stream_options": given}).options
         for stream, given in ((True, None), (True, options), (False, options), (True, {"continuous_usage_stats": True}))
     ]
     assert [(s.stream, s.include_usage, s.continuous) for s in found] == [

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from server.http.answering import Sample
 from server.http.app import build_app
 from server.http.call import Call
-from server.http.llamacpp import LLAMACPP, picked, result, timings
+from server.http.llamacpp import LLAMACPP, LlamaAnswer, picked, timings
 from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
 from specdec.core.types import (
     EngineLoad,
@@ -164,6 +165,14 @@ def end(reason: FinishReason, stop: str | int | None = None, **usage: int) -> Fi
     return Finished("r", 0, reason, stop, Usage(**usage), SpeculationStats(5, 3, 6, 2), Timings(1, 20.0, 50.0))
 
 
+def answered(end: Finished) -> dict[str, Any]:
+    """The answer of a sample that ends with ``end``."""
+    sample = Sample(0, 0, "t", [1])
+    sample.end = end
+    found: dict[str, Any] = LlamaAnswer(completion(), "m", FakeTokenizer()).whole([sample])
+    return found
+
+
 def test_stop_types() -> None:
     for reason, stop, wanted in (
         (FinishReason.EOS, 2, ("eos", "")), (FinishReason.LENGTH, None, ("limit", "")),
@@ -171,7 +180,7 @@ def test_stop_types() -> None:
         (FinishReason.STOP_STRING, "x", ("word", "x")), (FinishReason.STOP_TOKEN, 7, ("word", "")),
         (FinishReason.SUFFIX, None, ("eos", "")), (FinishReason.ABORTED, None, ("none", "")),
     ):  # fmt: skip
-        found = result(completion(), "m", "t", [1], end(reason, stop), 7)
+        found = answered(end(reason, stop))
         assert (found["stop_type"], found["stopping_word"]) == wanted
 
 
@@ -182,7 +191,7 @@ def test_timings() -> None:
         "predicted_n": 5, "predicted_ms": 50.0, "predicted_per_token_ms": 10.0, "predicted_per_second": 100.0,
         "draft_n": 6, "draft_n_accepted": 2,
     }  # fmt: skip
-    assert result(completion(), "m", "t", [1], finished, 7)["tokens_cached"] == 35
+    assert answered(finished)["tokens_cached"] == 35
     nothing = timings(Finished("r", 0, FinishReason.LENGTH, None, Usage(), SpeculationStats(), Timings()))
     assert all(value == 0 for value in nothing.values())
     assert picked({"a": {"b": 1, "c": {"d": 2}}, "e": 3}, ("a/b", "e", "a/c/d", "x", "e/f", "", "a")) == {
