@@ -326,10 +326,9 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
 
 async def create_message(call: Call) -> None:
     """Answer a call of /v1/messages."""
-    with call.model.gate.enter():
-        parsed = await parse_messages(call)
-        form = MessageAnswer(message_head(call), parsed, call.model.tokenizer.loaded)
-        await answer(call, [parsed.request], form, stream=parsed.stream)
+    parsed = await parse_messages(call)
+    form = MessageAnswer(message_head(call), parsed, call.model.tokenizer.loaded)
+    await answer(call, [parsed.request], form, stream=parsed.stream)
 
 
 async def count_tokens(call: Call) -> None:
@@ -342,7 +341,7 @@ async def count_tokens(call: Call) -> None:
 
 ANTHROPIC = (
     Endpoint("POST", "/v1/messages", create_message, ANTHROPIC_ERRORS, "Anthropic: answer in a conversation",
-             MESSAGE_FIELDS, ("messages",), task=Task.CHAT),
+             MESSAGE_FIELDS, ("messages",), task=Task.CHAT, gated=True),
     Endpoint("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC_ERRORS, "Anthropic: how long a prompt is",
              PROMPT_FIELDS, ("messages",), task=Task.CHAT),
 )  # fmt: skip

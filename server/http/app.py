@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.applications import Starlette
@@ -58,7 +59,8 @@ class EndpointApp:
             call.fields = endpoint.fields
             if self._server.models.several:
                 call.model = model_of(call, endpoint)
-            await _unless_gone(call, endpoint.answer(call))
+            with call.model.gate.enter() if endpoint.gated else nullcontext():
+                await _unless_gone(call, endpoint.answer(call))
         except ClientGoneError:
             return  # cancelling the endpoint has ended its requests in the engine
         except Exception as error:

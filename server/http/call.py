@@ -326,6 +326,7 @@ class Endpoint:
     required: tuple[str, ...] = ()  # names of fields
     claims: Callable[[Mapping[str, Any]], bool] | None = None
     task: Task = Task.ANY  # selects a model if the call names none
+    gated: bool = False  # calls run inside the model's `DrainGate`: they have requests in the engine
     parameters: Sequence[Schema] = ()  # of the path and the query, as OpenAPI describes them
     body: Schema | None = None  # OpenAPI's description of a body that is no table of fields
 

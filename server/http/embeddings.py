@@ -166,20 +166,19 @@ EMBEDDING_FIELDS: Table = (
 
 async def embed(call: Call) -> None:
     """An embedding of each text."""
-    with call.model.gate.enter():
-        body, fields = await call.read_request(EMBEDDING_FIELDS)
-        own, given = fields.own, listed_prompts(fields.own.get("input"))
-        if given is None:
-            body.refuse("input", PROMPT_RULE)
-        if own["encoding_format"] not in _ENCODINGS:
-            body.refuse("encoding_format", f"must be one of {', '.join(_ENCODINGS)}")
-        dimensions, options = own.get("dimensions"), _options(fields)
-        rows, tokens = await embeddings(call, body, "input", given or (), "embd", options, dimensions=dimensions)
-        write = _base64 if own["encoding_format"] == "base64" else np.ascontiguousarray
-        data = [{"object": "embedding", "index": i, "embedding": write(row)} for i, row in enumerate(rows)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"object": "list", "data": data, "model": call.model.name, "usage": usage, **call.notes()}
-        await call.reply(200, answer)
+    body, fields = await call.read_request(EMBEDDING_FIELDS)
+    own, given = fields.own, listed_prompts(fields.own.get("input"))
+    if given is None:
+        body.refuse("input", PROMPT_RULE)
+    if own["encoding_format"] not in _ENCODINGS:
+        body.refuse("encoding_format", f"must be one of {', '.join(_ENCODINGS)}")
+    dimensions, options = own.get("dimensions"), _options(fields)
+    rows, tokens = await embeddings(call, body, "input", given or (), "embd", options, dimensions=dimensions)
+    write = _base64 if own["encoding_format"] == "base64" else np.ascontiguousarray
+    data = [{"object": "embedding", "index": i, "embedding": write(row)} for i, row in enumerate(rows)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer = {"object": "list", "data": data, "model": call.model.name, "usage": usage, **call.notes()}
+    await call.reply(200, answer)
 
 
 def _base64(values: NDArray[np.float32]) -> str:
@@ -284,26 +283,25 @@ RERANK_FIELDS: Table = (
 
 async def rerank(call: Call) -> None:
     """The documents by falling relevance to the query."""
-    with call.model.gate.enter():
-        body, fields = await call.read_request(RERANK_FIELDS)
-        reranker, own, violations = Reranker.of(call), fields.own, body.violations
-        documents = _documents(body, own.get("documents"))
-        violations.check(bool(own.get("query")), "query", "must be a text that is not empty")
-        violations.raise_if_any()
-        call.field_names |= {"prompt": "documents", "prompt.token_ids": "documents"}
-        instruction = own.get("instruction") or INSTRUCTION
-        requests = await reranker.requests(own["query"], documents, instruction, _options(fields))
-        check_requests(requests, call.model.info, violations)
-        scores, tokens = await reranker.scores(requests)
-        order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: own.get("top_n")]
-        shown = own["return_documents"]
-        results: list[dict[str, Any]] = [
-            {"index": i, "relevance_score": scores[i], **({"document": {"text": documents[i]}} if shown else {})}
-            for i in order
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        answer = {"object": "list", "results": results, "model": call.model.name, "usage": usage, **call.notes()}
-        await call.reply(200, answer)
+    body, fields = await call.read_request(RERANK_FIELDS)
+    reranker, own, violations = Reranker.of(call), fields.own, body.violations
+    documents = _documents(body, own.get("documents"))
+    violations.check(bool(own.get("query")), "query", "must be a text that is not empty")
+    violations.raise_if_any()
+    call.field_names |= {"prompt": "documents", "prompt.token_ids": "documents"}
+    instruction = own.get("instruction") or INSTRUCTION
+    requests = await reranker.requests(own["query"], documents, instruction, _options(fields))
+    check_requests(requests, call.model.info, violations)
+    scores, tokens = await reranker.scores(requests)
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: own.get("top_n")]
+    shown = own["return_documents"]
+    results: list[dict[str, Any]] = [
+        {"index": i, "relevance_score": scores[i], **({"document": {"text": documents[i]}} if shown else {})}
+        for i in order
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer = {"object": "list", "results": results, "model": call.model.name, "usage": usage, **call.notes()}
+    await call.reply(200, answer)
 
 
 def _documents(body: Body, given: Any) -> list[str]:
@@ -321,7 +319,8 @@ def _documents(body: Body, given: Any) -> list[str]:
 
 EMBEDDINGS = (
     Endpoint("POST", "/v1/embeddings", embed, OPENAI_ERRORS, "Embeddings of texts", EMBEDDING_FIELDS, ("input",),
-             task=Task.EMBED),
+             task=Task.EMBED, gated=True),
     *(Endpoint("POST", path, rerank, OPENAI_ERRORS, "Documents by relevance to a query", RERANK_FIELDS,
-               ("query", "documents"), task=Task.RERANK) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+               ("query", "documents"), task=Task.RERANK, gated=True)
+      for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
 )  # fmt: skip

@@ -173,14 +173,12 @@ class LlamaAnswer(Answer):
 
 async def infill(call: Call) -> None:
     """Fill a gap."""
-    with call.model.gate.enter():
-        await _answer(call, await parse_infill(call))
+    await _answer(call, await parse_infill(call))
 
 
 async def complete(call: Call) -> None:
     """Continue a text."""
-    with call.model.gate.enter():
-        await _answer(call, await parse_completion(call))
+    await _answer(call, await parse_completion(call))
 
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
@@ -284,9 +282,10 @@ _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
 LLAMACPP = (
     Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS,
-             ("input_prefix", "input_suffix"), task=Task.FILL),
+             ("input_prefix", "input_suffix"), task=Task.FILL, gated=True),
     *(
-        Endpoint("POST", path, complete, _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
+        Endpoint("POST", path, complete, _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",),
+                 gated=True)
         for path in ("/completion", "/completions")
     ),
     Endpoint("POST", "/tokenize", tokenize, _ERRORS, "llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),

@@ -60,15 +60,14 @@ def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 
 async def fill(call: Call) -> None:
     """Answer a call of /v1/fim/completions."""
-    with call.model.gate.enter():
-        parsed = await parse_fim(call)
-        stream = parsed.options.stream
-        head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
-        form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
-        await answer(call, parsed.requests, form, stream=stream)
+    parsed = await parse_fim(call)
+    stream = parsed.options.stream
+    head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
+    form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
+    await answer(call, parsed.requests, form, stream=stream)
 
 
 MISTRAL = (
     Endpoint("POST", "/v1/fim/completions", fill, OPENAI_ERRORS, "Mistral: fill a gap", FIM_FIELDS, ("prompt",),
-             task=Task.FILL),
+             task=Task.FILL, gated=True),
 )  # fmt: skip

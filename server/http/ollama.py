@@ -391,14 +391,12 @@ async def _answer(call: Call, parsed: OllamaRequest, content: Content) -> None:
 
 async def generate(call: Call) -> None:
     """Answer a call of /api/generate."""
-    with call.model.gate.enter():
-        await _answer(call, await parse_generate(call), response)
+    await _answer(call, await parse_generate(call), response)
 
 
 async def chat(call: Call) -> None:
     """Answer a call of /api/chat."""
-    with call.model.gate.enter():
-        await _answer(call, await parse_chat(call), message)
+    await _answer(call, await parse_chat(call), message)
 
 
 _EMBED: Table = (
@@ -427,20 +425,18 @@ async def _embedded(call: Call, table: Table, name: str) -> tuple[list[NDArray[n
 
 async def embed(call: Call) -> None:
     """Embeddings of texts."""
-    with call.model.gate.enter():
-        began_s = time.perf_counter()
-        rows, tokens = await _embedded(call, EMBED_FIELDS, "input")
-        spent = _nanoseconds((time.perf_counter() - began_s) * 1e3)
-        durations = {"total_duration": spent, "load_duration": 1, "prompt_eval_count": tokens}
-        name = call.data.get("model") or call.data.get("name") or call.model.name
-        await call.reply(200, {"model": name, "embeddings": rows, **durations, **call.notes()})
+    began_s = time.perf_counter()
+    rows, tokens = await _embedded(call, EMBED_FIELDS, "input")
+    spent = _nanoseconds((time.perf_counter() - began_s) * 1e3)
+    durations = {"total_duration": spent, "load_duration": 1, "prompt_eval_count": tokens}
+    name = call.data.get("model") or call.data.get("name") or call.model.name
+    await call.reply(200, {"model": name, "embeddings": rows, **durations, **call.notes()})
 
 
 async def embed_one(call: Call) -> None:
     """The embedding of one text, as older clients ask for it."""
-    with call.model.gate.enter():
-        rows, _ = await _embedded(call, OLD_EMBED_FIELDS, "prompt")
-        await call.reply(200, {"embedding": rows[0] if rows else [], **call.notes()})
+    rows, _ = await _embedded(call, OLD_EMBED_FIELDS, "prompt")
+    await call.reply(200, {"embedding": rows[0] if rows else [], **call.notes()})
 
 
 FAMILY = "specdec"
@@ -568,11 +564,14 @@ async def version(call: Call) -> None:
 
 
 OLLAMA = (
-    Endpoint("POST", "/api/generate", generate, OLLAMA_ERRORS, "Ollama: continue a text", GENERATE_FIELDS),
-    Endpoint("POST", "/api/chat", chat, OLLAMA_ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT),
-    Endpoint("POST", "/api/embed", embed, OLLAMA_ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED),
+    Endpoint("POST", "/api/generate", generate, OLLAMA_ERRORS, "Ollama: continue a text", GENERATE_FIELDS,
+             gated=True),
+    Endpoint("POST", "/api/chat", chat, OLLAMA_ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT,
+             gated=True),
+    Endpoint("POST", "/api/embed", embed, OLLAMA_ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED,
+             gated=True),
     Endpoint("POST", "/api/embeddings", embed_one, OLLAMA_ERRORS, "Ollama: the embedding of a text", OLD_EMBED_FIELDS,
-             task=Task.EMBED),
+             task=Task.EMBED, gated=True),
     Endpoint("POST", "/api/pull", pull, OLLAMA_ERRORS, "Ollama: whether a model is served", PULL_FIELDS),
     Endpoint("POST", "/api/show", show, OLLAMA_ERRORS, "Ollama: what the model can do", _NAMES),
     Endpoint("GET", "/api/tags", tags, OLLAMA_ERRORS, "Ollama: the models served"),

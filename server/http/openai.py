@@ -75,9 +75,9 @@ _MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 _BASES = ("/v1", "/beta")  # the latter is DeepSeek's, for filling gaps and continuing messages
 OPENAI = (
     *(Endpoint("POST", f"{base}/completions", complete, OPENAI_ERRORS, "Continue a text, or fill a gap",
-               COMPLETION_FIELDS, ("prompt",)) for base in _BASES),
+               COMPLETION_FIELDS, ("prompt",), gated=True) for base in _BASES),
     *(Endpoint("POST", f"{base}/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
-               ("messages",), task=Task.CHAT) for base in _BASES),
+               ("messages",), task=Task.CHAT, gated=True) for base in _BASES),
     Endpoint("GET", "/v1/models", list_models, OPENAI_ERRORS, "The models served"),
     Endpoint("GET", "/v1/models/{model:path}", show_model, OPENAI_ERRORS, "The model of a name", parameters=(_MODEL,)),
 )  # fmt: skip

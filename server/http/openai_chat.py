@@ -176,9 +176,8 @@ def call_value(call: ToolCall) -> dict[str, Any]:
 
 async def chat(call: Call) -> None:
     """Answer a call of /v1/chat/completions."""
-    with call.model.gate.enter():
-        parsed = await parse_chat(call)
-        stream = parsed.options.stream
-        head = answer_head(call, "chatcmpl", "chat.completion.chunk" if stream else "chat.completion")
-        form = ChatAnswer(head, parsed, call.model.tokenizer.loaded)
-        await answer(call, [parsed.request], form, stream=stream)
+    parsed = await parse_chat(call)
+    stream = parsed.options.stream
+    head = answer_head(call, "chatcmpl", "chat.completion.chunk" if stream else "chat.completion")
+    form = ChatAnswer(head, parsed, call.model.tokenizer.loaded)
+    await answer(call, [parsed.request], form, stream=stream)

@@ -243,12 +243,11 @@ class CompletionAnswer(ChoicesAnswer):
 
 async def complete(call: Call) -> None:
     """Answer a call of /v1/completions."""
-    with call.model.gate.enter():
-        parsed = await parse_completion(call)
-        head = answer_head(call, "cmpl", "text_completion")
-        scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
-        form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
-        await answer(call, parsed.requests, form, stream=parsed.options.stream)
+    parsed = await parse_completion(call)
+    head = answer_head(call, "cmpl", "text_completion")
+    scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
+    form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
+    await answer(call, parsed.requests, form, stream=parsed.options.stream)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded

@@ -379,14 +379,13 @@ class ResponseAnswer(Answer):
 
 async def respond(call: Call) -> None:
     """Answer a call of /v1/responses."""
-    with call.model.gate.enter():
-        parsed = await parse_responses(call)
-        form = ResponseAnswer(call, parsed, call.model.tokenizer.loaded)
-        call.broken = form.failed
-        await answer(call, [parsed.request], form, stream=parsed.stream)
+    parsed = await parse_responses(call)
+    form = ResponseAnswer(call, parsed, call.model.tokenizer.loaded)
+    call.broken = form.failed
+    await answer(call, [parsed.request], form, stream=parsed.stream)
 
 
 OPENAI_RESPONSES = (
     Endpoint("POST", "/v1/responses", respond, OPENAI_ERRORS, "Answer in a conversation of items", RESPONSES_FIELDS,
-             ("input",), task=Task.CHAT),
+             ("input",), task=Task.CHAT, gated=True),
 )  # fmt: skip

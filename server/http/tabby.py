@@ -141,19 +141,18 @@ async def parse_completion(call: Call) -> tuple[Request, bool]:
 
 async def complete(call: Call) -> None:
     """Answer ``call``."""
-    with call.model.gate.enter():
-        request, crlf = await parse_completion(call)
-        (sample,), totals = await whole_answer(call, [request])
-        if sample.text:  # it is remembered until the client reports its outcome
-            owner = current_caller().scoped(request.cache_salt)
-            call.model.outcomes.suggested(owner, request.request_id)
-        body = {
-            "id": request.request_id,
-            "choices": [{"index": 0, "text": with_line_ends(sample.text, crlf=crlf)}],
-            "mode": STANDARD,
-            **extras(totals),
-        }
-        await call.reply(200, body)
+    request, crlf = await parse_completion(call)
+    (sample,), totals = await whole_answer(call, [request])
+    if sample.text:  # it is remembered until the client reports its outcome
+        owner = current_caller().scoped(request.cache_salt)
+        call.model.outcomes.suggested(owner, request.request_id)
+    body = {
+        "id": request.request_id,
+        "choices": [{"index": 0, "text": with_line_ends(sample.text, crlf=crlf)}],
+        "mode": STANDARD,
+        **extras(totals),
+    }
+    await call.reply(200, body)
 
 
 EVENT_FIELDS: Table = (
@@ -230,7 +229,7 @@ def _device(model: ServedModel) -> str:
 _SELECT = {"name": "select_kind", "in": "query", "schema": TEXT}
 TABBY = (
     Endpoint("POST", "/v1/completions", complete, OPENAI_ERRORS, "Tabby: fill in the middle of a text",
-             COMPLETION_FIELDS, claims=is_tabbys, task=Task.FILL),
+             COMPLETION_FIELDS, claims=is_tabbys, task=Task.FILL, gated=True),
     Endpoint("POST", "/v1/events", log_event, OPENAI_ERRORS, "Tabby: what became of a suggestion", EVENT_FIELDS,
              ("type", "completion_id"), parameters=(_SELECT,)),
     Endpoint("GET", "/v1/health", health, OPENAI_ERRORS, "Tabby: the model and the machine"),
