@@ -132,14 +132,6 @@ class Call:
         found += [{"param": each.field, "message": each.description} for each in self._warnings]
         return {"warnings": found} if found else {}
 
-    def body(self) -> Body:
-        """The body's fields, to be read one by one; raises as `data`."""
-        body = Body(self.data, ViolationCollector(warnings=self._warnings), self.field_names)
-        if self.model.strict_fields:
-            for name, problem in ignored_fields(self.data, self.fields, every=True):
-                body.refuse(name, problem)
-        return body
-
     async def read_request(self, table: Table) -> tuple[Body, RequestFields]:
         """The body, and what it asks for by the names of a dialect's ``table``.
 
@@ -148,17 +140,20 @@ class Call:
             UnknownModelError: it names another model.
             RequestError: its prediction cannot be encoded.
         """
-        session, hold, model = self.header("x-session-id"), self.header(HOLD_HEADER), self.model
-        body = self.body()
+        model = self.model
+        body = Body(self.data, ViolationCollector(warnings=self._warnings), self.field_names)
+        if model.strict_fields:
+            for name, problem in ignored_fields(self.data, self.fields, every=True):
+                body.refuse(name, problem)
         fields = read_request(body, table)
         own, engine = fields.own, fields.engine
         model.check_name(own.get("model") or own.get("name"))
         self.supersedes_key = own.get("supersedes_key", "")
         fields.stop_at_special_tokens(model.tokenizer.loaded)
-        engine.setdefault("session", session)
+        engine.setdefault("session", self.header("x-session-id"))
         if prediction := own.get("prediction"):
             engine["prediction_ids"] = await model.tokenizer.encode_prediction(prediction)
-        self.holds_headers = holds(hold, model.hold_headers)
+        self.holds_headers = holds(self.header(HOLD_HEADER), model.hold_headers)
         return body, fields
 
     def checked_request(

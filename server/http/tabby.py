@@ -26,7 +26,6 @@ from server.request_fields import (
     listed,
     object_field,
     param_field,
-    read_request,
     text_field,
     with_fields,
 )
@@ -47,11 +46,11 @@ def with_line_ends(text: str, *, crlf: bool) -> str:
     return _plain(text).replace("\n", _CRLF) if crlf else text
 
 
-# Lists of texts, the most relevant kind first, and whether the client ranks the texts in them.
+# Lists of texts, the most relevant kind first.
 _KINDS = (
-    ("declarations", False),
-    ("relevant_snippets_from_changed_files", True),
-    ("relevant_snippets_from_recently_opened_files", True),
+    "declarations",
+    "relevant_snippets_from_changed_files",
+    "relevant_snippets_from_recently_opened_files",
 )
 CLIPBOARD = "clipboard"
 STANDARD = "standard"
@@ -60,7 +59,7 @@ STANDARD = "standard"
 _SNIPPETS = listed(with_fields({"filepath": TEXT, "body": TEXT, "score": NUMBER}))
 SEGMENT_FIELDS: Table = (
     *(text_field(name) for name in ("prefix", "suffix", "filepath", "git_url", CLIPBOARD)),
-    *(Field(kind, _SNIPPETS) for kind, _ in _KINDS),
+    *(Field(kind, _SNIPPETS) for kind in _KINDS),
 )
 COMPLETION_FIELDS: Table = (
     MODEL,
@@ -95,10 +94,10 @@ def read_segments(body: Body, own: Mapping[str, Any]) -> tuple[Gap, bool]:
 
 def _files(given: Body) -> Iterator[ContextFile]:
     """Scores order the kinds: each has a whole number, to which the client's score adds less than a half."""
-    for base, (kind, ranked) in enumerate(reversed(_KINDS), start=1):
+    for base, kind in enumerate(reversed(_KINDS), start=1):
         for item in given.objects(kind):
             name, text = item.text("filepath") or "", item.text("body") or ""
-            score = (item.number("score") or 0.0) if ranked else 0.0
+            score = item.number("score") or 0.0
             if text.strip():
                 yield ContextFile(name, _plain(text), base + 0.5 * max(0.0, score) / (1 + abs(score)))
     clipboard = given.text(CLIPBOARD) or ""
@@ -168,8 +167,8 @@ _OUTCOMES = {"view": Outcome.SHOWN, "select": Outcome.ACCEPTED, "dismiss": Outco
 
 async def log_event(call: Call) -> None:
     """Count it. One of a suggestion that is not remembered says nothing; clients can do nothing about that."""
-    body = call.body()
-    own = read_request(body, EVENT_FIELDS).own
+    body, fields = await call.read_request(EVENT_FIELDS)
+    own = fields.own
     outcome = _OUTCOMES.get(own.get("type", ""))
     completion = own.get("completion_id", "")
     if outcome is None:

@@ -60,3 +60,8 @@ def test_an_event_of_an_unknown_completion_is_accepted(server: Server) -> None:
 def test_invalid_events_are_named(server: Server, named: str, fields: dict[str, Any]) -> None:
     status, error = server.refused(EVENTS, **{"type": "view", "completion_id": "cmpl-1", "choice_index": 0, **fields})
     assert (status, error["param"]) == (400, named)
+
+
+def test_an_event_for_another_model_is_refused(server: Server) -> None:
+    status, error = server.refused(EVENTS, type="view", completion_id="cmpl-1", model="other")
+    assert (status, error["param"]) == (404, "model")
