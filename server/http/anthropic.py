@@ -20,7 +20,7 @@ from server.http.conversation import (
     read_part,
     read_text,
 )
-from server.http.errors import Refusal
+from server.http.errors import CallRefusedError, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import extras
 from server.http.tool_use import AnswerForm, FlatTools, ToolUse, answer_form, read_tools
@@ -44,7 +44,6 @@ from server.request_fields import (
 )
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
-from specdec.errors import RequestError
 from specdec.models.tokenizer import Tokenizer
 
 _PART = with_fields(
@@ -116,21 +115,13 @@ class MessagesRequest:
     form: AnswerForm
 
 
-class ThreadNotServedError(RequestError):
-    """A call leaves the conversation to the server, which keeps none."""
-
-    reason = "THREAD_UNSUPPORTED_REQUEST"  # Anthropic's clients then send the whole conversation
-    http_status, field = 400, "thread"
-
-    def __init__(self) -> None:
-        super().__init__("thread: nothing is kept on this server; send the whole conversation in messages")
-
-
 async def parse_messages(call: Call) -> MessagesRequest:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(MESSAGE_FIELDS)
     if body.has("thread"):
-        raise ThreadNotServedError
+        # For this reason Anthropic's clients send the whole conversation next.
+        problem = "thread: nothing is kept on this server; send the whole conversation in messages"
+        raise CallRefusedError(400, "THREAD_UNSUPPORTED_REQUEST", problem, "thread")
     tools = _read_tools(body, call.model.tokenizer.loaded)
     ids = await _read_prompt(call, body, tools)
     form = answer_form(body, fields, tools, call.model.tokenizer.loaded, ids)

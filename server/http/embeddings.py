@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from server.http.answering import Sample, Totals, whole_answer
 from server.http.call import Call, Endpoint
+from server.http.errors import CallRefusedError
 from server.http.fields import MODEL
 from server.http.openai_completions import PROMPT_RULE, PROMPTS, listed_prompts
 from server.http.openai_format import OPENAI_ERRORS
@@ -42,38 +43,12 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.engine.validation import check_requests
-from specdec.errors import RequestError
 from specdec.models.embedding import RANK, truncated
 
 MAX_INPUTS = 2048  # texts or documents of one call; OpenAI's limit
 IN_FLIGHT = 2  # requests of a call that are in the engine at once, per place in its batch
+_NOT_SUPPORTED = 422  # SDKs do not retry after this status
 _OPTIONS: Table = (param_field(Request, "priority"), param_field(Request, "cache_salt"))
-
-
-class EmbeddingsNotSupportedError(RequestError):
-    """The model was not made for embeddings. SDKs do not retry after this status."""
-
-    reason = "EMBEDDINGS_NOT_SUPPORTED"
-    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "model"
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"{target[:200]} makes no embeddings; serve an embedding model beside it (`engines`) and name that one in "
-            "`model`"
-        )
-
-
-class RerankNotSupportedError(RequestError):
-    """The model was not made for reranking."""
-
-    reason = "RERANK_NOT_SUPPORTED"
-    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "model"
-
-    def __init__(self, target: str) -> None:
-        super().__init__(
-            f"{target[:200]} does not rerank documents; serve a reranker that answers yes or no, such as "
-            "Qwen3-Reranker, beside it (`engines`) and send it this call"
-        )
 
 
 async def _answers(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
@@ -126,12 +101,13 @@ async def embeddings(
     longest: as in `embedded_ids`.
 
     Raises:
-        EmbeddingsNotSupportedError: the model was not made for embeddings.
-        RequestError: the call cannot be served, and every bad field is listed; or as `_answers`.
+        RequestError: the model was not made for embeddings, or the call cannot be served, and every bad field is
+            listed; or as `_answers`.
     """
     model, info, violations = call.model, call.model.info, body.violations
     if info.pooling not in tuple(Pooling):
-        raise EmbeddingsNotSupportedError(info.target)
+        problem = "makes no embeddings; serve an embedding model beside it (`engines`) and name that one in `model`"
+        raise CallRefusedError(_NOT_SUPPORTED, "EMBEDDINGS_NOT_SUPPORTED", f"{info.target[:200]} {problem}", "model")
     if dimensions is not None and not 1 <= dimensions <= info.embedding_size:
         body.refuse("dimensions", f"must lie in 1..{info.embedding_size}, the size of the model's own")
     _check_count(body, name, len(given))
@@ -208,12 +184,16 @@ class Reranker:
         """The reranker of the model that ``call`` means.
 
         Raises:
-            RerankNotSupportedError: it was not made for reranking, or lacks a token for yes or no.
+            CallRefusedError: it was not made for reranking, or lacks a token for yes or no.
         """
         encode = call.model.tokenizer.loaded.encode
         pair = [encode(word, add_special=False) for word in ("yes", "no")]
         if call.model.info.pooling != RANK or any(len(ids) != 1 for ids in pair):
-            raise RerankNotSupportedError(call.model.info.target)
+            problem = (
+                f"{call.model.info.target[:200]} does not rerank documents; serve a reranker that answers yes or no, "
+                "such as Qwen3-Reranker, beside it (`engines`) and send it this call"
+            )
+            raise CallRefusedError(_NOT_SUPPORTED, "RERANK_NOT_SUPPORTED", problem, "model")
         return Reranker(call, pair[0][0], pair[1][0])
 
     async def requests(
