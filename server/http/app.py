@@ -197,7 +197,6 @@ async def _refuse(request: Request, error: Any) -> Response:
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
 # Headers that scripts may read
 _SHOWN = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
-_PREFLIGHT_S = 600
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
@@ -209,9 +208,8 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"], expose_headers=_SHOWN,
-        max_age=_PREFLIGHT_S,
-    )  # fmt: skip
+        app, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"], expose_headers=_SHOWN
+    )
 
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()

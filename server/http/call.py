@@ -58,7 +58,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self.path_params: dict[str, Any] = scope.get("path_params", {})  # values of the path's placeholders
+        self.path_params: dict[str, str] = scope.get("path_params", {})  # values of the path's placeholders
         self.content = b""  # the body, once it is read
         self._cost = ParsingCost()
         self._invalid: InvalidRequestError | None = None  # why a large body is refused

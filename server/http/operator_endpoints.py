@@ -99,7 +99,7 @@ async def list_experiments(call: Call) -> None:
 
 async def show_experiment(call: Call) -> None:
     """An experiment's status and its result so far. While ``result`` is null, ``note`` says why."""
-    experiments, name = _experiments(call), _name(call)
+    experiments, name = _experiments(call), call.path_params["name"]
     status: dict[str, Any] = asdict(await experiments.get(name))
     try:
         found = orjson.loads((await experiments.conclude(name)).result)
@@ -111,22 +111,18 @@ async def show_experiment(call: Call) -> None:
 
 async def show_report(call: Call) -> None:
     """An experiment's result so far, as an HTML page."""
-    found = await _experiments(call).conclude(_name(call))
+    found = await _experiments(call).conclude(call.path_params["name"])
     await call.reply_data(200, found.report.encode(), _HTML)
 
 
 async def stop_experiment(call: Call) -> None:
     """End an experiment and keep its records."""
-    await call.reply(200, asdict(await _experiments(call).stop(_name(call))))
+    await call.reply(200, asdict(await _experiments(call).stop(call.path_params["name"])))
 
 
 def _experiments(call: Call) -> Experiments:
     check_admin(PATH)
     return call.model.experiments
-
-
-def _name(call: Call) -> str:
-    return str(call.path_params["name"])
 
 
 _ONE = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)

@@ -77,16 +77,12 @@ def _choice(choices: Any) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("a choice must be a JSON array of at least one string")
     try:
-        literals = [_literal(choice) for choice in dict.fromkeys(choices)]
+        "".join(choices).encode()
     except UnicodeEncodeError:
         raise ValueError("a choice holds half a surrogate pair, which UTF-8 cannot express") from None
     # One terminal: as alternatives of a rule, thousands of choices would exceed the parser's items per row.
-    return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(literals)))
-
-
-def _literal(text: str) -> str:
-    text.encode()
-    return json.dumps(text)
+    literals = " | ".join(map(json.dumps, dict.fromkeys(choices)))
+    return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {literals}"))
 
 
 def compile_matcher(source: str, vocabulary: LLTokenizer) -> LLMatcher:
