@@ -96,7 +96,8 @@ class Answer(ABC):
 
     media_type = EVENT_STREAM  # of a stream
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call) -> None:
+        self._tokenizer = call.model.tokenizer.loaded
         self.totals = Totals()  # of the events so far
 
     @abstractmethod

@@ -256,26 +256,22 @@ def content_block(block: Block) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.call.call_id, "name": block.call.name, "input": given}
 
 
-def message_head(call: Call) -> dict[str, Any]:
-    """The fields of an answer that has only begun."""
-    return {
-        "id": f"msg_{call.request_id}",
-        "type": "message",
-        "role": "assistant",
-        "model": call.model.name,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        **call.notes(),
-    }
-
-
 class MessageAnswer(Answer):
     """A stream has the message without content, its blocks in turn, and its end."""
 
-    def __init__(self, head: dict[str, Any], parsed: MessagesRequest, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._head, self._limit, self._tokenizer = head, parsed.request.stopping.max_tokens, tokenizer
+    def __init__(self, call: Call, parsed: MessagesRequest) -> None:
+        super().__init__(call)
+        self._limit = parsed.request.stopping.max_tokens
+        self._head: dict[str, Any] = {
+            "id": f"msg_{call.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": call.model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            **call.notes(),
+        }
         self._form, self._blocks = parsed.form, Blocks(parsed.form)
         self._end: dict[str, Any] = {}
 
@@ -318,8 +314,7 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
 async def create_message(call: Call) -> None:
     """Answer a call of /v1/messages."""
     parsed = await parse_messages(call)
-    form = MessageAnswer(message_head(call), parsed, call.model.tokenizer.loaded)
-    await answer(call, [parsed.request], form, stream=parsed.stream)
+    await answer(call, [parsed.request], MessageAnswer(call, parsed), stream=parsed.stream)
 
 
 async def count_tokens(call: Call) -> None:

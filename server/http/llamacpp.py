@@ -83,9 +83,9 @@ class LlamaAnswer(Answer):
     """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
     Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
 
-    def __init__(self, parsed: LlamaRequest, model: str, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._request, self._model, self._tokenizer = parsed, model, tokenizer
+    def __init__(self, call: Call, parsed: LlamaRequest) -> None:
+        super().__init__(call)
+        self._request, self._model, self._notes = parsed, call.model.name, call.notes()
         self._made = [0] * parsed.request.sampling.n
         self._with_new_line: set[int] = set()  # samples
 
@@ -164,7 +164,7 @@ class LlamaAnswer(Answer):
             "tokens_cached": usage.prompt_tokens + usage.output_tokens,
             "timings": timings(end),
             **omitted_lines(usage),
-            **self._request.notes,
+            **self._notes,
         }
         if rows is not None:
             found["completion_probabilities"] = rows
@@ -182,8 +182,7 @@ async def complete(call: Call) -> None:
 
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
-    form = LlamaAnswer(parsed, call.model.name, call.model.tokenizer.loaded)
-    await answer(call, [parsed.request], form, stream=parsed.stream)
+    await answer(call, [parsed.request], LlamaAnswer(call, parsed), stream=parsed.stream)
 
 
 async def tokenize(call: Call) -> None:

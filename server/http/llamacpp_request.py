@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -125,7 +125,6 @@ class LlamaRequest:
     return_tokens: bool
     response_fields: tuple[str, ...] | None  # paths (``timings/prompt_n``), the answer's only keys; None: all of it
     n_predict: int  # as the client gave it, without tokens that heal the prompt's end; -1: no limit
-    notes: Mapping[str, Any]  # further fields of the answer
 
 
 MAX_TEXTS = 256  # each is tokenised
@@ -198,11 +197,11 @@ async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
     return body, fields
 
 
-def _parsed(call: Call, fields: RequestFields, request: Request) -> LlamaRequest:
+def _parsed(fields: RequestFields, request: Request) -> LlamaRequest:
     own = fields.own
     limit = fields.engine.get("stopping.max_tokens", -1)
     paths = own.get("response_fields")
-    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit, call.notes())
+    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit)
 
 
 async def parse_completion(call: Call) -> LlamaRequest:
@@ -210,7 +209,7 @@ async def parse_completion(call: Call) -> LlamaRequest:
     body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, call.model)
-    return _parsed(call, fields, call.checked_request(f"cmpl-{call.request_id}", body, fields, ids))
+    return _parsed(fields, call.checked_request(f"cmpl-{call.request_id}", body, fields, ids))
 
 
 async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
@@ -249,7 +248,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     body.violations.raise_if_any()
     request = await call.model.maker.make(gap, options, f"infill-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
-    return _parsed(call, fields, request)
+    return _parsed(fields, request)
 
 
 def _time(given: Any) -> int:

@@ -9,7 +9,7 @@ from server.completion.requests import DEFAULT_MAX_TOKENS
 from server.http.answering import Sample, answer
 from server.http.call import Call, Endpoint
 from server.http.openai_completions import CompletionAnswer, CompletionRequest, completion_fields, parse_completion
-from server.http.openai_format import OPENAI_ERRORS, answer_head
+from server.http.openai_format import OPENAI_ERRORS, chat_head
 from server.request_fields import RANDOM_SEED, Table
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
@@ -61,10 +61,8 @@ def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 async def fill(call: Call) -> None:
     """Answer a call of /v1/fim/completions."""
     parsed = await parse_fim(call)
-    stream = parsed.options.stream
-    head = answer_head(call, "fim", "chat.completion.chunk" if stream else "chat.completion")
-    form = FimAnswer(head, parsed, call.model.tokenizer.loaded)
-    await answer(call, parsed.requests, form, stream=stream)
+    form = FimAnswer(call, chat_head(call, "fim", parsed.options), parsed)
+    await answer(call, parsed.requests, form, stream=parsed.options.stream)
 
 
 MISTRAL = (

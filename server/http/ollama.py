@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -215,7 +215,6 @@ class OllamaRequest:
     model: str  # as the client calls it
     request: Request | None  # None: nothing is to be generated
     stream: bool
-    notes: Mapping[str, Any]  # further fields of the answer
     form: AnswerForm
     context: bool = False  # the answer returns all token ids, for the next call
 
@@ -237,7 +236,7 @@ async def parse_generate(call: Call) -> OllamaRequest:
     if not is_raw and not own.get("suffix"):
         form = answer_form(body, fields, None, call.model.tokenizer.loaded, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids), ends)
-    return OllamaRequest(model, None if is_empty else request, own["stream"], call.notes(), form, context=not is_raw)
+    return OllamaRequest(model, None if is_empty else request, own["stream"], form, context=not is_raw)
 
 
 def _variables(fields: RequestFields) -> dict[str, Any]:
@@ -290,7 +289,7 @@ async def parse_chat(call: Call) -> OllamaRequest:
         ids = await read_conversation(body, own, call.model, tools, variables=variables, continues=True)
     form = answer_form(body, fields, tools, tokenizer, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
-    return OllamaRequest(model, None if empty else request, fields.own["stream"], call.notes(), form)
+    return OllamaRequest(model, None if empty else request, fields.own["stream"], form)
 
 
 Content = Callable[[Sequence[Part]], dict[str, Any]]
@@ -326,10 +325,10 @@ class OllamaAnswer(Answer):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, parsed: OllamaRequest, content: Content, tokenizer: Tokenizer) -> None:
+    def __init__(self, call: Call, parsed: OllamaRequest, content: Content) -> None:
         """content: makes text and calls the content of a line."""
-        super().__init__()
-        self._model, self._notes, self._content, self._tokenizer = parsed.model, parsed.notes, content, tokenizer
+        super().__init__(call)
+        self._model, self._notes, self._content = parsed.model, call.notes(), content
         self._form, self._parser = parsed.form, parsed.form.parser(whole=True)
         self._context: list[int] | None = None
         if parsed.context and parsed.request is not None:
@@ -382,7 +381,7 @@ class OllamaAnswer(Answer):
 
 
 async def _answer(call: Call, parsed: OllamaRequest, content: Content) -> None:
-    form = OllamaAnswer(parsed, content, call.model.tokenizer.loaded)
+    form = OllamaAnswer(call, parsed, content)
     if parsed.request is None:
         await call.reply(200, form.loaded())
     else:

@@ -14,8 +14,8 @@ from server.http.openai_format import (
     SHARED,
     AnswerOptions,
     ChoicesAnswer,
-    answer_head,
     answer_options,
+    chat_head,
     check_n,
     finish_fields,
     logprob_entries,
@@ -24,7 +24,6 @@ from server.http.openai_format import (
 from server.http.tool_use import AnswerForm, answer_form, read_tools
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
-from specdec.models.tokenizer import Tokenizer
 
 CHAT_FIELDS: Table = (
     *SHARED,
@@ -75,9 +74,9 @@ class ChatAnswer(ChoicesAnswer):
     """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
     arguments, and one per sample's end."""
 
-    def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, call: Call, parsed: ChatRequest) -> None:
         self._request, self._form, self._n = parsed.request, parsed.form, parsed.request.sampling.n
-        super().__init__(head, parsed.options, self._n, tokenizer)
+        super().__init__(call, chat_head(call, "chatcmpl", parsed.options), parsed.options, self._n)
         self._parsers = [parsed.form.parser(whole=parsed.options.is_mistral) for _ in range(self._n)]
 
     def take(self, event: RequestEvent) -> bytes:
@@ -177,7 +176,4 @@ def call_value(call: ToolCall) -> dict[str, Any]:
 async def chat(call: Call) -> None:
     """Answer a call of /v1/chat/completions."""
     parsed = await parse_chat(call)
-    stream = parsed.options.stream
-    head = answer_head(call, "chatcmpl", "chat.completion.chunk" if stream else "chat.completion")
-    form = ChatAnswer(head, parsed, call.model.tokenizer.loaded)
-    await answer(call, [parsed.request], form, stream=stream)
+    await answer(call, [parsed.request], ChatAnswer(call, parsed), stream=parsed.options.stream)

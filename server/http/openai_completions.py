@@ -50,7 +50,6 @@ from specdec.core.types import (
     TokenLogprobs,
 )
 from specdec.engine.validation import check_requests
-from specdec.models.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -174,21 +173,21 @@ class CompletionAnswer(ChoicesAnswer):
 
     def __init__(
         self,
+        call: Call,
         head: dict[str, Any],
         parsed: CompletionRequest,
-        tokenizer: Tokenizer,
         scores: Sequence[Sequence[TokenLogprobs]] = (),
     ) -> None:
         """scores: log-probabilities of each prompt's tokens, if they were requested."""
         sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
         samples = sampling.n * len(parsed.requests)
-        super().__init__(head, parsed.options, samples, tokenizer)
+        super().__init__(call, head, parsed.options, samples)
         self._request, self._n, self._scores = parsed, sampling.n, scores
         self._prompts = {request.request_id: number for number, request in enumerate(parsed.requests)}
         self._logprobs: list[LegacyLogprobs] | None = None
         if output.logprobs is not None:
             resume, skip = parsed.requests[0].resume, output.skip_special_tokens
-            self._logprobs = [LegacyLogprobs(tokenizer, resume, skip_special=skip) for _ in range(samples)]
+            self._logprobs = [LegacyLogprobs(self._tokenizer, resume, skip_special=skip) for _ in range(samples)]
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Delta):
@@ -246,7 +245,7 @@ async def complete(call: Call) -> None:
     parsed = await parse_completion(call)
     head = answer_head(call, "cmpl", "text_completion")
     scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
-    form = CompletionAnswer(head, parsed, call.model.tokenizer.loaded, scores)
+    form = CompletionAnswer(call, head, parsed, scores)
     await answer(call, parsed.requests, form, stream=parsed.options.stream)
 
 

@@ -112,6 +112,11 @@ def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
     }
 
 
+def chat_head(call: Call, prefix: str, options: AnswerOptions) -> dict[str, Any]:
+    """`answer_head` of chat."""
+    return answer_head(call, prefix, "chat.completion.chunk" if options.stream else "chat.completion")
+
+
 def usage_so_far(totals: Totals) -> dict[str, Any]:
     """OpenAI's ``usage`` without its details."""
     return {
@@ -246,10 +251,10 @@ def _number(logprob: float) -> float:
 class ChoicesAnswer(Answer):
     """What the answers of completions and chat have in common: choices, in one piece or in the chunks of a stream."""
 
-    def __init__(self, head: dict[str, Any], options: AnswerOptions, samples: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, call: Call, head: dict[str, Any], options: AnswerOptions, samples: int) -> None:
         """head: first fields of the answer and of each chunk. samples: their number in the answer."""
-        super().__init__()
-        self._head, self._options, self._samples, self._tokenizer = head, options, samples, tokenizer
+        super().__init__(call)
+        self._head, self._options, self._samples = head, options, samples
 
     def last(self) -> bytes:
         if not self._options.include_usage:

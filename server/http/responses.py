@@ -54,7 +54,6 @@ from server.request_fields import (
 from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, OutputParams, Request, RequestEvent, StoppingParams
 from specdec.errors import InvalidRequestError
-from specdec.models.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"
 _ITEM = with_fields(
@@ -223,32 +222,6 @@ def usage(totals: Totals) -> dict[str, Any]:
     }
 
 
-def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
-    """The fields of an answer that has only begun."""
-    request = parsed.request
-    return {
-        "id": f"resp_{call.request_id}",
-        "object": "response",
-        "created_at": int(time()),
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "max_output_tokens": request.stopping.max_tokens,
-        "model": call.model.name,
-        "output": [],
-        "previous_response_id": None,
-        "store": False,
-        "temperature": request.sampling.temperature,
-        "top_logprobs": request.output.logprobs or 0,
-        "top_p": request.sampling.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        **parsed.echo,
-        **call.notes(),
-    }
-
-
 def end_fields(event: Finished) -> dict[str, Any]:
     """``status``, and why the answer is incomplete, if it is."""
     cut = _CUT.get(event.reason)
@@ -268,11 +241,31 @@ def text_part(block: Block, logprobs: list[Any]) -> dict[str, Any]:
 class ResponseAnswer(Answer):
     """A stream has the answer without output, its items in turn, and the whole answer."""
 
-    def __init__(self, call: Call, parsed: ResponsesRequest, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._answer, self._request_id = response_head(call, parsed), call.request_id
+    def __init__(self, call: Call, parsed: ResponsesRequest) -> None:
+        super().__init__(call)
+        request, self._request_id = parsed.request, call.request_id
+        self._answer: dict[str, Any] = {
+            "id": f"resp_{call.request_id}",
+            "object": "response",
+            "created_at": int(time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "max_output_tokens": request.stopping.max_tokens,
+            "model": call.model.name,
+            "output": [],
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.sampling.temperature,
+            "top_logprobs": request.output.logprobs or 0,
+            "top_p": request.sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            **parsed.echo,
+            **call.notes(),
+        }
         self._form, self._blocks, self._sent = parsed.form, Blocks(parsed.form), 0
-        self._tokenizer = tokenizer
         self._rows: list[Any] = []  # of the tokens so far
         self._n_rows_sent = 0
         self._last_status = "completed"
@@ -380,7 +373,7 @@ class ResponseAnswer(Answer):
 async def respond(call: Call) -> None:
     """Answer a call of /v1/responses."""
     parsed = await parse_responses(call)
-    form = ResponseAnswer(call, parsed, call.model.tokenizer.loaded)
+    form = ResponseAnswer(call, parsed)
     call.broken = form.failed
     await answer(call, [parsed.request], form, stream=parsed.stream)
 

@@ -13,7 +13,7 @@ from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, Specu
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import start
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, make_context, violations
+from tests.server.http.calls import asked, make_call, make_context, violations
 from tests.server.http.harness import Server
 
 HI = [{"role": "user", "content": "hi"}]
@@ -198,7 +198,7 @@ def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) ->
     """The choices of the chunks of an answer of ``pieces``, which the model itself ended."""
     server = make_context(FakeTokenizer(tool_form=form))
     parsed = asked(parse_chat, BODY | {"stream": True} | fields, {"user-agent": agent}, server=server)
-    writer = ChatAnswer({"id": "c"}, parsed, FakeTokenizer())
+    writer = ChatAnswer(make_call(b"{}", server=server), parsed)
     events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
     end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
     data = b"".join(writer.take(event) for event in (*events, end)) + writer.last()

@@ -29,7 +29,7 @@ from specdec.core.types import (
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, code_context, make_context, violations
+from tests.server.http.calls import asked, code_context, make_call, make_context, violations
 from tests.server.http.harness import Server, running
 
 GAP = {"input_prefix": "a\n", "input_suffix": "\nz", "prompt": "  b"}
@@ -169,7 +169,7 @@ def answered(end: Finished) -> dict[str, Any]:
     """The answer of a sample that ends with ``end``."""
     sample = Sample(0, 0, "t", [1])
     sample.end = end
-    found: dict[str, Any] = LlamaAnswer(completion(), "m", FakeTokenizer()).whole([sample])
+    found: dict[str, Any] = LlamaAnswer(make_call(b"{}"), completion()).whole([sample])
     return found
 
 

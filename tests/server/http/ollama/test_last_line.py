@@ -9,7 +9,7 @@ import pytest
 from server.http.ollama import OllamaAnswer, OllamaRequest, response
 from server.http.tool_use import AnswerForm
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, Timings, Usage
-from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import make_call
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,8 @@ from tests.server.fake_tokenizer import FakeTokenizer
 )  # fmt: skip
 def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
-    form = OllamaAnswer(OllamaRequest("m", Request("r", (1,)), True, {}, AnswerForm()), response, FakeTokenizer())
+    parsed = OllamaRequest("m", Request("r", (1,)), True, AnswerForm())
+    form = OllamaAnswer(make_call(b"{}"), parsed, response)
     found = json.loads(form.take(end))
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))
