@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,13 +92,19 @@ def omitted_lines(usage: Usage) -> dict[str, int]:
 
 
 class Answer(ABC):
-    """A dialect's form of an answer. One object serves one call."""
+    """What a call asks for, and its dialect's form of the answer."""
 
     media_type = EVENT_STREAM  # of a stream
 
-    def __init__(self, call: Call) -> None:
-        self._tokenizer = call.model.tokenizer.loaded
+    def __init__(self, call: Call, requests: Sequence[Request], *, stream: bool) -> None:
+        self.requests, self.stream = requests, stream  # those to be answered, and how
         self.totals = Totals()  # of the events so far
+        self._tokenizer = call.model.tokenizer.loaded
+
+    @property
+    def request(self) -> Request:
+        """The only request, or the first one."""
+        return self.requests[0]
 
     @abstractmethod
     def take(self, event: RequestEvent) -> bytes:
@@ -113,26 +119,35 @@ class Answer(ABC):
         """The JSON body of an answer in one piece."""
 
 
-async def answer(call: Call, requests: Sequence[Request], form: Answer, *, stream: bool) -> None:
-    """Answer with a stream, or in one piece.
+async def answer(call: Call, form: Answer) -> None:
+    """Run the requests of ``form``, and answer ``call`` with a stream or in one piece.
 
     Raises:
         RequestError: the engine refuses a request or fails.
     """
-    if stream:
-        await _stream(call, requests, form)
+    if form.stream:
+        await _stream(call, form)
     else:
-        samples, form.totals = await whole_answer(call, requests)
+        samples, form.totals = await whole_answer(call, form.requests)
         await call.reply(200, form.whole(samples))
 
 
-async def _stream(call: Call, requests: Sequence[Request], form: Answer) -> None:
+def answering(read: Callable[[Call], Awaitable[Answer]]) -> Callable[[Call], Coroutine[Any, Any, None]]:
+    """What answers the calls that ``read`` reads, for an `Endpoint`."""
+
+    async def run(call: Call) -> None:
+        await answer(call, await read(call))
+
+    return run
+
+
+async def _stream(call: Call, form: Answer) -> None:
     """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
     hold, held = call.holds_headers, b""
-    samples, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key)) as events:
+    samples, cut = sum(request.sampling.n for request in form.requests), False
+    async with aclosing(run_requests(call.model.admission, form.requests, call.supersedes_key)) as events:
         async for event in events:
             form.totals.add(event)
             data = form.take(event)

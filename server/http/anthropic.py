@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from server.http.answer_parser import as_object
-from server.http.answering import Answer, Sample, Totals, answer, named_event
+from server.http.answering import Answer, Sample, Totals, answering, named_event
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.conversation import (
     Block,
@@ -106,16 +106,7 @@ _TOOLS = FlatTools(("custom", None), "input_schema")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesRequest:
-    """What a call asks for."""
-
-    request: Request
-    stream: bool
-    form: AnswerForm
-
-
-async def parse_messages(call: Call) -> MessagesRequest:
+async def parse_messages(call: Call) -> MessageAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(MESSAGE_FIELDS)
     if body.has("thread"):
@@ -126,7 +117,7 @@ async def parse_messages(call: Call) -> MessagesRequest:
     ids = await _read_prompt(call, body, tools)
     form = answer_form(body, fields, tools, call.model.tokenizer.loaded, ids)
     request = call.checked_request(f"msg_{call.request_id}", body, fields, ids)
-    return MessagesRequest(request, fields.own["stream"], form)
+    return MessageAnswer(call, request, form, stream=fields.own["stream"])
 
 
 async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[int, ...]:
@@ -259,9 +250,9 @@ def content_block(block: Block) -> dict[str, Any]:
 class MessageAnswer(Answer):
     """A stream has the message without content, its blocks in turn, and its end."""
 
-    def __init__(self, call: Call, parsed: MessagesRequest) -> None:
-        super().__init__(call)
-        self._limit = parsed.request.stopping.max_tokens
+    def __init__(self, call: Call, request: Request, form: AnswerForm, *, stream: bool) -> None:
+        super().__init__(call, [request], stream=stream)
+        self._limit = request.stopping.max_tokens
         self._head: dict[str, Any] = {
             "id": f"msg_{call.request_id}",
             "type": "message",
@@ -272,7 +263,7 @@ class MessageAnswer(Answer):
             "stop_sequence": None,
             **call.notes(),
         }
-        self._form, self._blocks = parsed.form, Blocks(parsed.form)
+        self.form, self._blocks = form, Blocks(form)
         self._end: dict[str, Any] = {}
 
     def take(self, event: RequestEvent) -> bytes:
@@ -291,7 +282,7 @@ class MessageAnswer(Answer):
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
-        blocks = Blocks.of(self._form, sample.text, sample.token_ids)
+        blocks = Blocks.of(self.form, sample.text, sample.token_ids)
         end = stop_fields(sample.end, blocks.parser.whole_calls > 0, self._limit, self._tokenizer)
         content = [content_block(block) for block in blocks.found]
         return {**self._head, "content": content, **end, "usage": usage(self.totals), **extras(self.totals)}
@@ -311,12 +302,6 @@ def _step_event(step: Step, block: Block, text: str) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-async def create_message(call: Call) -> None:
-    """Answer a call of /v1/messages."""
-    parsed = await parse_messages(call)
-    await answer(call, [parsed.request], MessageAnswer(call, parsed), stream=parsed.stream)
-
-
 async def count_tokens(call: Call) -> None:
     """Answer with the length of a message's prompt."""
     body, _ = await call.read_request(PROMPT_FIELDS)
@@ -326,7 +311,7 @@ async def count_tokens(call: Call) -> None:
 
 
 ANTHROPIC = (
-    Endpoint("POST", "/v1/messages", create_message, ANTHROPIC_ERRORS, "Anthropic: answer in a conversation",
+    Endpoint("POST", "/v1/messages", answering(parse_messages), ANTHROPIC_ERRORS, "Anthropic: answer in a conversation",
              MESSAGE_FIELDS, ("messages",), task=Task.CHAT, gated=True),
     Endpoint("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC_ERRORS, "Anthropic: how long a prompt is",
              PROMPT_FIELDS, ("messages",), task=Task.CHAT),

@@ -84,8 +84,8 @@ class LlamaAnswer(Answer):
     Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
 
     def __init__(self, call: Call, parsed: LlamaRequest) -> None:
-        super().__init__(call)
-        self._request, self._model, self._notes = parsed, call.model.name, call.notes()
+        super().__init__(call, [parsed.request], stream=parsed.stream)
+        self._parsed, self._model, self._notes = parsed, call.model.name, call.notes()
         self._made = [0] * parsed.request.sampling.n
         self._with_new_line: set[int] = set()  # samples
 
@@ -97,16 +97,16 @@ class LlamaAnswer(Answer):
         self._made[event.index] += len(event.token_ids)
         if "\n" in event.text:
             self._with_new_line.add(event.index)
-        if not event.text and not self._request.return_tokens and not event.logprobs:
+        if not event.text and not self._parsed.return_tokens and not event.logprobs:
             return b""
         found: dict[str, Any] = {
             "index": event.index,
             "content": event.text,
-            "tokens": event.token_ids if self._request.return_tokens else [],
+            "tokens": event.token_ids if self._parsed.return_tokens else [],
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": self._made[event.index],
-            "tokens_evaluated": len(self._request.request.prompt_ids),
+            "tokens_evaluated": len(self.request.prompt_ids),
         }
         if event.logprobs:
             found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
@@ -114,7 +114,7 @@ class LlamaAnswer(Answer):
 
     def whole(self, samples: Sequence[Sample]) -> Any:
         """Several samples are a list, one is not."""
-        found, wanted = [], self._request.request.output.logprobs is not None
+        found, wanted = [], self.request.output.logprobs is not None
         for each in samples:
             rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
             found.append(self._result(each.text, each.token_ids, each.end, rows))
@@ -137,11 +137,11 @@ class LlamaAnswer(Answer):
         usage, reason = end.usage, end.reason
         stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
         kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
-        sampling, paths = self._request.request.sampling, self._request.response_fields
+        sampling, paths = self.request.sampling, self._parsed.response_fields
         found = {
             "index": end.index,
             "content": text,
-            "tokens": token_ids if self._request.return_tokens else [],
+            "tokens": token_ids if self._parsed.return_tokens else [],
             "id_slot": 0,
             "stop": True,
             "model": self._model,
@@ -153,9 +153,9 @@ class LlamaAnswer(Answer):
                 "top_k": sampling.top_k,
                 "top_p": sampling.top_p,
                 "min_p": sampling.min_p,
-                "n_predict": self._request.n_predict,
-                "stop": self._request.request.stopping.stop,
-                "speculation": self._request.request.speculation.mode,
+                "n_predict": self._parsed.n_predict,
+                "stop": self.request.stopping.stop,
+                "speculation": self.request.speculation.mode,
             },
             "has_new_line": has_new_line or "\n" in text,
             "truncated": False,
@@ -173,16 +173,12 @@ class LlamaAnswer(Answer):
 
 async def infill(call: Call) -> None:
     """Fill a gap."""
-    await _answer(call, await parse_infill(call))
+    await answer(call, LlamaAnswer(call, await parse_infill(call)))
 
 
 async def complete(call: Call) -> None:
     """Continue a text."""
-    await _answer(call, await parse_completion(call))
-
-
-async def _answer(call: Call, parsed: LlamaRequest) -> None:
-    await answer(call, [parsed.request], LlamaAnswer(call, parsed), stream=parsed.stream)
+    await answer(call, LlamaAnswer(call, await parse_completion(call)))
 
 
 async def tokenize(call: Call) -> None:

@@ -61,8 +61,7 @@ def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 async def fill(call: Call) -> None:
     """Answer a call of /v1/fim/completions."""
     parsed = await parse_fim(call)
-    form = FimAnswer(call, chat_head(call, "fim", parsed.options), parsed)
-    await answer(call, parsed.requests, form, stream=parsed.options.stream)
+    await answer(call, FimAnswer(call, chat_head(call, "fim", parsed.options), parsed))
 
 
 MISTRAL = (

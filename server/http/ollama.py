@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -208,18 +207,7 @@ def _nanoseconds(milliseconds: float) -> int:
 DEFAULT_ROOM = 512  # tokens reserved for what fills a gap, if the call has no limit
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaRequest:
-    """What a call asks for."""
-
-    model: str  # as the client calls it
-    request: Request | None  # None: nothing is to be generated
-    stream: bool
-    form: AnswerForm
-    context: bool = False  # the answer returns all token ids, for the next call
-
-
-async def parse_generate(call: Call) -> OllamaRequest:
+async def parse_generate(call: Call) -> OllamaAnswer:
     """What ``call`` asks for; raises as `Call.checked_request` and `_encode_prompt`."""
     body, fields, model = await read_ollama_call(call, GENERATE_FIELDS)
     own = fields.own
@@ -236,7 +224,8 @@ async def parse_generate(call: Call) -> OllamaRequest:
     if not is_raw and not own.get("suffix"):
         form = answer_form(body, fields, None, call.model.tokenizer.loaded, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids), ends)
-    return OllamaRequest(model, None if is_empty else request, own["stream"], form, context=not is_raw)
+    requests = [] if is_empty else [request]
+    return OllamaAnswer(call, model, requests, form, response, stream=own["stream"], has_context=not is_raw)
 
 
 def _variables(fields: RequestFields) -> dict[str, Any]:
@@ -274,22 +263,22 @@ async def _encode_prompt(
     return await model.tokenizer.encode("\n\n".join(filter(None, (system, prompt)))), ()
 
 
-async def parse_chat(call: Call) -> OllamaRequest:
+async def parse_chat(call: Call) -> OllamaAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields, model = await read_ollama_call(call, CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
     tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer)
     empty = body.raw("messages") in (None, [])
-    for message in body.objects("messages"):
-        _refuse_images(message)
+    for each in body.objects("messages"):
+        _refuse_images(each)
     ids: tuple[int, ...] = NO_PROMPT
     if not empty and not body.violations.found:
         own, variables = fields.own, _variables(fields)
         ids = await read_conversation(body, own, call.model, tools, variables=variables, continues=True)
     form = answer_form(body, fields, tools, tokenizer, ids)
     request = call.checked_request(f"ollama-{call.request_id}", body, fields, ids)
-    return OllamaRequest(model, None if empty else request, fields.own["stream"], form)
+    return OllamaAnswer(call, model, [] if empty else [request], form, message, stream=fields.own["stream"])
 
 
 Content = Callable[[Sequence[Part]], dict[str, Any]]
@@ -325,14 +314,23 @@ class OllamaAnswer(Answer):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, call: Call, parsed: OllamaRequest, content: Content) -> None:
-        """content: makes text and calls the content of a line."""
-        super().__init__(call)
-        self._model, self._notes, self._content = parsed.model, call.notes(), content
-        self._form, self._parser = parsed.form, parsed.form.parser(whole=True)
-        self._context: list[int] | None = None
-        if parsed.context and parsed.request is not None:
-            self._context = [*parsed.request.prompt_ids]
+    def __init__(
+        self,
+        call: Call,
+        model: str,
+        requests: Sequence[Request],
+        form: AnswerForm,
+        content: Content,
+        *,
+        stream: bool,
+        has_context: bool = False,
+    ) -> None:
+        """model: as the client calls it. requests: none if nothing is to be generated. content: makes text and calls
+        the content of a line. has_context: the answer returns all token ids, for the next call."""
+        super().__init__(call, requests, stream=stream)
+        self._model, self._notes, self._content = model, call.notes(), content
+        self.form, self._parser = form, form.parser(whole=True)
+        self._context = [*requests[0].prompt_ids] if has_context and requests else None
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Delta):
@@ -348,7 +346,7 @@ class OllamaAnswer(Answer):
         (sample,) = samples
         if self._context is not None:
             self._context += sample.token_ids
-        parts, _ = self._form.parse(sample.text)
+        parts, _ = self.form.parse(sample.text)
         return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), sample.end)
 
     def loaded(self) -> dict[str, Any]:
@@ -380,22 +378,21 @@ class OllamaAnswer(Answer):
         return {"model": self._model, "created_at": now(), **self._content(parts), **rest}
 
 
-async def _answer(call: Call, parsed: OllamaRequest, content: Content) -> None:
-    form = OllamaAnswer(call, parsed, content)
-    if parsed.request is None:
-        await call.reply(200, form.loaded())
+async def _answer(call: Call, form: OllamaAnswer) -> None:
+    if form.requests:
+        await answer(call, form)
     else:
-        await answer(call, [parsed.request], form, stream=parsed.stream)
+        await call.reply(200, form.loaded())
 
 
 async def generate(call: Call) -> None:
     """Answer a call of /api/generate."""
-    await _answer(call, await parse_generate(call), response)
+    await _answer(call, await parse_generate(call))
 
 
 async def chat(call: Call) -> None:
     """Answer a call of /api/chat."""
-    await _answer(call, await parse_chat(call), message)
+    await _answer(call, await parse_chat(call))
 
 
 _EMBED: Table = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from server.http.answering import answering
 from server.http.call import Call, Endpoint
-from server.http.openai_chat import CHAT_FIELDS, chat
+from server.http.openai_chat import CHAT_FIELDS, parse_chat
 from server.http.openai_completions import COMPLETION_FIELDS, complete
 from server.http.openai_format import OPENAI_ERRORS
 from server.request_fields import TEXT
@@ -76,8 +77,8 @@ _BASES = ("/v1", "/beta")  # the latter is DeepSeek's, for filling gaps and cont
 OPENAI = (
     *(Endpoint("POST", f"{base}/completions", complete, OPENAI_ERRORS, "Continue a text, or fill a gap",
                COMPLETION_FIELDS, ("prompt",), gated=True) for base in _BASES),
-    *(Endpoint("POST", f"{base}/chat/completions", chat, OPENAI_ERRORS, "Answer in a conversation", CHAT_FIELDS,
-               ("messages",), task=Task.CHAT, gated=True) for base in _BASES),
+    *(Endpoint("POST", f"{base}/chat/completions", answering(parse_chat), OPENAI_ERRORS, "Answer in a conversation",
+               CHAT_FIELDS, ("messages",), task=Task.CHAT, gated=True) for base in _BASES),
     Endpoint("GET", "/v1/models", list_models, OPENAI_ERRORS, "The models served"),
     Endpoint("GET", "/v1/models/{model:path}", show_model, OPENAI_ERRORS, "The model of a name", parameters=(_MODEL,)),
 )  # fmt: skip

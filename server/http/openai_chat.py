@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from server.http.answer_parser import CallArguments, Part, Thought, ToolCall
-from server.http.answering import Sample, answer
+from server.http.answering import Sample
 from server.http.call import Call
 from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
 from server.http.openai_format import (
@@ -40,16 +40,7 @@ CHAT_FIELDS: Table = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What a call asks for."""
-
-    request: Request
-    options: AnswerOptions
-    form: AnswerForm
-
-
-async def parse_chat(call: Call) -> ChatRequest:
+async def parse_chat(call: Call) -> ChatAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(CHAT_FIELDS)
     call.field_names["prompt"] = "messages"
@@ -67,17 +58,17 @@ async def parse_chat(call: Call) -> ChatRequest:
     request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
     # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
     options = replace(options, is_mistral="mistral" in call.header("user-agent"))
-    return ChatRequest(request, options, form)
+    return ChatAnswer(call, request, options, form)
 
 
 class ChatAnswer(ChoicesAnswer):
     """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
     arguments, and one per sample's end."""
 
-    def __init__(self, call: Call, parsed: ChatRequest) -> None:
-        self._request, self._form, self._n = parsed.request, parsed.form, parsed.request.sampling.n
-        super().__init__(call, chat_head(call, "chatcmpl", parsed.options), parsed.options, self._n)
-        self._parsers = [parsed.form.parser(whole=parsed.options.is_mistral) for _ in range(self._n)]
+    def __init__(self, call: Call, request: Request, options: AnswerOptions, form: AnswerForm) -> None:
+        super().__init__(call, [request], chat_head(call, "chatcmpl", options), options)
+        self.form = form
+        self._parsers = [form.parser(whole=options.is_mistral) for _ in range(request.sampling.n)]
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Delta):
@@ -85,18 +76,18 @@ class ChatAnswer(ChoicesAnswer):
         if isinstance(event, Finished):
             return self._finished(event)
         # As in vLLM, the very first chunk has the prompt.
-        more = {"prompt_token_ids": self._request.prompt_ids} if self._options.token_ids else {}
+        more = {"prompt_token_ids": self.request.prompt_ids} if self.options.token_ids else {}
         role = {"role": "assistant", "content": ""}
-        return self._piece(0, role, {}, **more) + b"".join(self._piece(i, role, {}) for i in range(1, self._n))
+        return self._piece(0, role, {}, **more) + b"".join(self._piece(i, role, {}) for i in range(1, self._samples))
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         body = super().whole(samples)
-        if self._options.token_ids:
-            body["prompt_token_ids"] = self._request.prompt_ids
+        if self.options.token_ids:
+            body["prompt_token_ids"] = self.request.prompt_ids
         return body
 
     def _choice(self, sample: Sample) -> dict[str, Any]:
-        parts, thought_tokens = self._form.parse(sample.text, sample.token_ids)
+        parts, thought_tokens = self.form.parse(sample.text, sample.token_ids)
         self.totals.thought_tokens += thought_tokens
         message = message_of(parts)
         choice: dict[str, Any] = {
@@ -105,7 +96,7 @@ class ChatAnswer(ChoicesAnswer):
             "logprobs": self._logprobs(sample.logprobs),
             **finish_fields(sample.end, "tool_calls" in message),
         }
-        if self._options.token_ids:
+        if self.options.token_ids:
             choice["token_ids"] = sample.token_ids
         return choice
 
@@ -118,7 +109,7 @@ class ChatAnswer(ChoicesAnswer):
 
     def _logprobs(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         """None: they were not requested."""
-        if self._request.output.logprobs is None:
+        if self.request.output.logprobs is None:
             return None
         return {"content": logprob_entries(self._tokenizer, rows), "refusal": None}
 
@@ -171,9 +162,3 @@ def message_of(parts: Sequence[Part]) -> dict[str, Any]:
 def call_value(call: ToolCall) -> dict[str, Any]:
     """A call as messages and chunks have it."""
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-async def chat(call: Call) -> None:
-    """Answer a call of /v1/chat/completions."""
-    parsed = await parse_chat(call)
-    await answer(call, [parsed.request], ChatAnswer(call, parsed), stream=parsed.options.stream)

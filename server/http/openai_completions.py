@@ -179,15 +179,15 @@ class CompletionAnswer(ChoicesAnswer):
         scores: Sequence[Sequence[TokenLogprobs]] = (),
     ) -> None:
         """scores: log-probabilities of each prompt's tokens, if they were requested."""
-        sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
-        samples = sampling.n * len(parsed.requests)
-        super().__init__(call, head, parsed.options, samples)
-        self._request, self._n, self._scores = parsed, sampling.n, scores
+        super().__init__(call, parsed.requests, head, parsed.options)
+        self._echo, self._scores, self._n = parsed.echo, scores, self.request.sampling.n
         self._prompts = {request.request_id: number for number, request in enumerate(parsed.requests)}
         self._logprobs: list[LegacyLogprobs] | None = None
-        if output.logprobs is not None:
-            resume, skip = parsed.requests[0].resume, output.skip_special_tokens
-            self._logprobs = [LegacyLogprobs(self._tokenizer, resume, skip_special=skip) for _ in range(samples)]
+        if self.request.output.logprobs is not None:
+            skip = self.request.output.skip_special_tokens
+            self._logprobs = [
+                LegacyLogprobs(self._tokenizer, self.request.resume, skip_special=skip) for _ in range(self._samples)
+            ]
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Delta):
@@ -199,12 +199,12 @@ class CompletionAnswer(ChoicesAnswer):
 
     def _beginning(self, prompt: int, index: int) -> bytes:
         """The prompt as a sample's first chunk, if the call asks for any of it."""
-        text = self._request.echo[prompt]
+        text = self._echo[prompt]
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if self._request.scored:
+        if self._scores:
             choice["logprobs"] = self._prompt_rows(prompt, index)
-        if self._options.token_ids:
-            choice |= {"prompt_token_ids": self._request.requests[prompt].prompt_ids, "token_ids": []}
+        if self.options.token_ids:
+            choice |= {"prompt_token_ids": self.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
             return b""
         return self._chunk(choice)
@@ -220,24 +220,24 @@ class CompletionAnswer(ChoicesAnswer):
     def _choice(self, sample: Sample) -> dict[str, Any]:
         logprobs = None
         if self._logprobs is not None:
-            before = self._prompt_rows(sample.prompt, sample.index) if self._request.scored else {}
+            before = self._prompt_rows(sample.prompt, sample.index) if self._scores else {}
             rows = self._logprobs[sample.index].rows(sample.logprobs)
             logprobs = {name: before.get(name, []) + values for name, values in rows.items()}
         choice: dict[str, Any] = {
             "index": sample.index,
-            "text": self._request.echo[sample.prompt] + sample.text,
+            "text": self._echo[sample.prompt] + sample.text,
             "logprobs": logprobs,
             **finish_fields(sample.end),
         }
-        if self._options.token_ids:
-            prompt_ids = self._request.requests[sample.prompt].prompt_ids
+        if self.options.token_ids:
+            prompt_ids = self.requests[sample.prompt].prompt_ids
             choice |= {"prompt_token_ids": prompt_ids, "token_ids": sample.token_ids}
         return choice
 
     def _prompt_rows(self, prompt: int, index: int) -> dict[str, list[Any]]:
         assert self._logprobs is not None  # scored prompts have log-probabilities
-        first = self._request.requests[prompt].prompt_ids[0]
-        return self._logprobs[index].prompt(first, self._scores[prompt], self._request.echo[prompt])
+        first = self.requests[prompt].prompt_ids[0]
+        return self._logprobs[index].prompt(first, self._scores[prompt], self._echo[prompt])
 
 
 async def complete(call: Call) -> None:
@@ -245,8 +245,7 @@ async def complete(call: Call) -> None:
     parsed = await parse_completion(call)
     head = answer_head(call, "cmpl", "text_completion")
     scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
-    form = CompletionAnswer(call, head, parsed, scores)
-    await answer(call, parsed.requests, form, stream=parsed.options.stream)
+    await answer(call, CompletionAnswer(call, head, parsed, scores))
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded

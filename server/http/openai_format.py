@@ -31,6 +31,7 @@ from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,
+    Request,
     ResumeParams,
     SamplingParams,
     StepTree,
@@ -251,13 +252,14 @@ def _number(logprob: float) -> float:
 class ChoicesAnswer(Answer):
     """What the answers of completions and chat have in common: choices, in one piece or in the chunks of a stream."""
 
-    def __init__(self, call: Call, head: dict[str, Any], options: AnswerOptions, samples: int) -> None:
-        """head: first fields of the answer and of each chunk. samples: their number in the answer."""
-        super().__init__(call)
-        self._head, self._options, self._samples = head, options, samples
+    def __init__(self, call: Call, requests: Sequence[Request], head: dict[str, Any], options: AnswerOptions) -> None:
+        """head: first fields of the answer and of each chunk."""
+        super().__init__(call, requests, stream=options.stream)
+        self.options, self._head = options, head
+        self._samples = requests[0].sampling.n * len(requests)
 
     def last(self) -> bytes:
-        if not self._options.include_usage:
+        if not self.options.include_usage:
             return DONE
         return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE
 
@@ -272,7 +274,7 @@ class ChoicesAnswer(Answer):
     def _beside(self, event: Delta) -> dict[str, Any]:
         """What a choice has beside the text of ``event``, if the call asks for it: token ids, the tree of the step."""
         found: dict[str, Any] = {}
-        if self._options.token_ids:
+        if self.options.token_ids:
             found["token_ids"] = event.token_ids
         if event.tree is not None:
             found["step_tree"] = step_tree_value(event.tree, self._tokenizer)
@@ -281,17 +283,17 @@ class ChoicesAnswer(Answer):
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         """One chunk with one choice."""
         chunk = {**self._head, "choices": [choice], **more}
-        if self._options.include_usage:
-            chunk["usage"] = usage_so_far(self.totals) if self._options.continuous else None
+        if self.options.include_usage:
+            chunk["usage"] = usage_so_far(self.totals) if self.options.continuous else None
         return sse(chunk)
 
     def _last_chunk(self, choice: dict[str, Any]) -> bytes:
         """The chunk that ends a sample, which `totals` already counts. The last one has the figures, unless a chunk of
         their own was requested."""
-        if self.totals.finished < self._samples or self._options.include_usage:
+        if self.totals.finished < self._samples or self.options.include_usage:
             return self._chunk(choice)
         figures = extras(self.totals)
-        if self._options.is_mistral:
+        if self.options.is_mistral:
             figures["usage"] = usage(self.totals)
         return self._chunk(choice, **figures)
 

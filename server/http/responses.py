@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import time
 from typing import Any
 
-from server.http.answering import Answer, Sample, Totals, answer, named_event
+from server.http.answering import Answer, Sample, Totals, answering, named_event
 from server.http.call import Call, Endpoint
 from server.http.conversation import (
     Block,
@@ -111,17 +111,7 @@ _TEXTS = ("input_text", "output_text", "text")
 _TOOLS = FlatTools(("function",), "parameters")
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesRequest:
-    """What a call asks for."""
-
-    request: Request
-    stream: bool
-    form: AnswerForm
-    echo: dict[str, Any]  # fields that the answer repeats
-
-
-async def parse_responses(call: Call) -> ResponsesRequest:
+async def parse_responses(call: Call) -> ResponseAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(RESPONSES_FIELDS)
     _refuse_state(body, fields)
@@ -141,7 +131,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     form = answer_form(body, fields, tools, tokenizer, ids)
     echo = _echo(body, fields)
     request = call.checked_request(f"resp_{call.request_id}", body, fields, ids)
-    return ResponsesRequest(request, fields.own["stream"], form, echo)
+    return ResponseAnswer(call, request, form, echo, stream=fields.own["stream"])
 
 
 def _refuse_state(body: Body, fields: RequestFields) -> None:
@@ -241,9 +231,11 @@ def text_part(block: Block, logprobs: list[Any]) -> dict[str, Any]:
 class ResponseAnswer(Answer):
     """A stream has the answer without output, its items in turn, and the whole answer."""
 
-    def __init__(self, call: Call, parsed: ResponsesRequest) -> None:
-        super().__init__(call)
-        request, self._request_id = parsed.request, call.request_id
+    def __init__(self, call: Call, request: Request, form: AnswerForm, echo: dict[str, Any], *, stream: bool) -> None:
+        """echo: fields that the answer repeats."""
+        super().__init__(call, [request], stream=stream)
+        self._request_id = call.request_id
+        call.broken = self.failed
         self._answer: dict[str, Any] = {
             "id": f"resp_{call.request_id}",
             "object": "response",
@@ -262,10 +254,10 @@ class ResponseAnswer(Answer):
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
-            **parsed.echo,
+            **echo,
             **call.notes(),
         }
-        self._form, self._blocks, self._sent = parsed.form, Blocks(parsed.form), 0
+        self.form, self._blocks, self._sent = form, Blocks(form), 0
         self._rows: list[Any] = []  # of the tokens so far
         self._n_rows_sent = 0
         self._last_status = "completed"
@@ -290,7 +282,7 @@ class ResponseAnswer(Answer):
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         (sample,) = samples
-        end, read = end_fields(sample.end), Blocks.of(self._form, sample.text, sample.token_ids)
+        end, read = end_fields(sample.end), Blocks.of(self.form, sample.text, sample.token_ids)
         blocks, self.totals.thought_tokens = read.found, read.parser.thought_tokens
         rows = logprob_entries(self._tokenizer, sample.logprobs)[self.totals.thought_tokens :]
         output = [self._item(block, "completed", rows) for block in blocks]
@@ -370,15 +362,7 @@ class ResponseAnswer(Answer):
         return named_event({"type": kind, "sequence_number": number, **fields})
 
 
-async def respond(call: Call) -> None:
-    """Answer a call of /v1/responses."""
-    parsed = await parse_responses(call)
-    form = ResponseAnswer(call, parsed)
-    call.broken = form.failed
-    await answer(call, [parsed.request], form, stream=parsed.stream)
-
-
 OPENAI_RESPONSES = (
-    Endpoint("POST", "/v1/responses", respond, OPENAI_ERRORS, "Answer in a conversation of items", RESPONSES_FIELDS,
-             ("input",), task=Task.CHAT, gated=True),
+    Endpoint("POST", "/v1/responses", answering(parse_responses), OPENAI_ERRORS, "Answer in a conversation of items",
+             RESPONSES_FIELDS, ("input",), task=Task.CHAT, gated=True),
 )  # fmt: skip

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from server.http.ollama import parse_chat as parse_ollama
-from server.http.openai_chat import ChatAnswer, parse_chat
+from server.http.openai_chat import parse_chat
 from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import start
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, make_call, make_context, violations
+from tests.server.http.calls import asked, make_context, violations
 from tests.server.http.harness import Server
 
 HI = [{"role": "user", "content": "hi"}]
@@ -197,8 +197,7 @@ def test_forced_calls_prevail_over_a_form_with_a_warning(server: Server, choice:
 def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) -> list[dict[str, Any]]:
     """The choices of the chunks of an answer of ``pieces``, which the model itself ended."""
     server = make_context(FakeTokenizer(tool_form=form))
-    parsed = asked(parse_chat, BODY | {"stream": True} | fields, {"user-agent": agent}, server=server)
-    writer = ChatAnswer(make_call(b"{}", server=server), parsed)
+    writer = asked(parse_chat, BODY | {"stream": True} | fields, {"user-agent": agent}, server=server)
     events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
     end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
     data = b"".join(writer.take(event) for event in (*events, end)) + writer.last()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.http.ollama import OllamaAnswer, OllamaRequest, response
+from server.http.ollama import OllamaAnswer, response
 from server.http.tool_use import AnswerForm
 from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, Timings, Usage
 from tests.server.http.calls import make_call
@@ -21,8 +21,7 @@ from tests.server.http.calls import make_call
 )  # fmt: skip
 def test_done_reasons_and_no_duration_is_0(reason: FinishReason, expected: str) -> None:
     end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
-    parsed = OllamaRequest("m", Request("r", (1,)), True, AnswerForm())
-    form = OllamaAnswer(make_call(b"{}"), parsed, response)
+    form = OllamaAnswer(make_call(b"{}"), "m", [Request("r", (1,))], AnswerForm(), response, stream=True)
     found = json.loads(form.take(end))
     assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, expected)
     assert all(found[name] == 1 for name in found if name.endswith("_duration"))

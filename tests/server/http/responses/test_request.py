@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -124,7 +125,8 @@ def test_allowed_tools_are_the_only_ones() -> None:
         ["touch"],
         ("touch",),
     )
-    assert free.echo["tool_choice"]["type"] == "allowed_tools"
+    echoed = json.loads(free.last().partition(b"data: ")[2])["response"]
+    assert echoed["tool_choice"]["type"] == "allowed_tools"
 
 
 def test_the_refusal_of_a_reference_has_the_way_out() -> None:

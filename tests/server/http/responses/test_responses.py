@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from server.http.responses import ResponseAnswer, parse_responses
+from server.http.responses import parse_responses
 from specdec.core.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.http.calls import make_call
@@ -86,7 +86,7 @@ def test_a_response_that_stops_by_itself_is_completed() -> None:
         async def write() -> bytes:
             call = make_call(b'{"input": "hi", "stream": true}')
             await call.read()
-            stream = ResponseAnswer(call, await parse_responses(call))
+            stream = await parse_responses(call)
             end = Finished("", 0, reason, None, Usage(), SpeculationStats(), Timings())
             taken = [stream.take(event) for event in (Started("", 1, 8, 3, 0.5), Delta("", 0, [1], "a"), end)]
             return b"".join(taken) + stream.last()
