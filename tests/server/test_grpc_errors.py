@@ -28,7 +28,7 @@ async def test_all_bad_fields_are_named_together() -> None:
     request = stream_request(
         "hello",
         sampling=options_pb2.SamplingOptions(
-            temperature=math.nan, top_p=0.0, min_p=-0.5, repetition_penalty=math.inf, presence_penalty=1e9,
+            temperature=math.nan, top_p=1.5, min_p=-0.5, repetition_penalty=math.inf, presence_penalty=1e9,
             frequency_penalty=-math.inf, logit_bias={999: 1.0}, allowed_token_ids=[256],
         ),
         stopping=options_pb2.StoppingOptions(max_tokens=2, min_tokens=3, stop=["ok", ""], stop_token_ids=[300]),

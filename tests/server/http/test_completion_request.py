@@ -218,7 +218,7 @@ BAD = [
     ("n", {"n": "2"}), ("best_of", {"best_of": 2}), ("best_of", {"n": 2, "best_of": 3}),
     ("max_tokens", {"max_tokens": -1}), ("max_tokens", {"max_tokens": 10**30}), ("max_tokens", {"max_tokens": 1.5}),
     ("sampling.temperature", {"temperature": -1}), ("temperature", {"temperature": "hot"}),
-    ("temperature", {"temperature": True}), ("sampling.top_p", {"top_p": 0}), ("top_k", {"top_k": -2}),
+    ("temperature", {"temperature": True}), ("sampling.top_p", {"top_p": 1.5}), ("top_k", {"top_k": -2}),
     ("seed", {"seed": 2**64}), ("seed", {"seed": "x"}), ("logit_bias", {"logit_bias": {"x": 1}}),
     ("logit_bias", {"logit_bias": {"-1": 1}}), ("logit_bias", {"logit_bias": {"\u0661": 1}}),
     ("logit_bias.5", {"logit_bias": {"5": "x"}}), ("sampling.logit_bias", {"logit_bias": {"300": 1}}),
