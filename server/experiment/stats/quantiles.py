@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,52 +27,39 @@ def band_half_width(n: int, alpha: float) -> float:
     return min(1.0, math.sqrt(math.log(2 / alpha) / (2 * n))) if n > 0 else 1.0
 
 
-@dataclass(frozen=True)
-class CumulatedShares:
-    """``shares`` [draws, n] over values in ascending order; per value their least and greatest over the draws [n]."""
-
-    shares: Floats
-    lowest: Floats
-    highest: Floats
-
-    @classmethod
-    def of(cls, counts: Counts | Floats) -> CumulatedShares:
-        """From how often each value was drawn, or its weight: [draws, n], not all 0 in a draw."""
-        running = np.cumsum(counts, axis=1, dtype=np.float64)
-        shares = running / running[:, -1:]
-        return cls(shares, shares.min(axis=0), shares.max(axis=0))
+def cumulated_shares(counts: Counts | Floats) -> Floats:
+    """The shares [draws, n] of the values up to each one, from how often each was drawn, or its weight: [draws, n], not
+    all 0 in a draw."""
+    running = np.cumsum(counts, axis=1, dtype=np.float64)
+    return np.asarray(running / running[:, -1:])
 
 
-_REACH = 7.0
+_REACH = 7.0  # standard deviations from p, beyond which no value weighs
 _GRID = 512
 
 
-class HarrellDavis:
-    """The p-quantile as a weighted mean of order statistics (Harrell & Davis, Biometrika 1982): value i of n weighs
-    what a Beta((n + 1) p, (n + 1) (1 - p)) puts between (i - 1) / n and i / n.
+def harrell_davis(ordered: Floats, shares: Floats, p: float) -> Floats:
+    """The p-quantile of each draw [draws] as a weighted mean of order statistics (Harrell & Davis, Biometrika 1982):
+    value i of n weighs what a Beta((n + 1) p, (n + 1) (1 - p)) puts between (i - 1) / n and i / n.
 
     Differences of two such quantiles vary less than those of single order statistics where the arms go together, and
     ties do no harm to their bootstrap (Wilcox & Erceg-Hurn, J. Appl. Stat. 2012).
+
+    ordered: values [n], ascending, n >= 1. shares: as of `cumulated_shares`.
     """
-
-    def __init__(self, ordered: Floats, p: float) -> None:
-        """``ordered``: values [n], ascending, n >= 1."""
-        self._ordered = ordered
-        n = len(ordered)
-        spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)
-        self._low, self._high = max(0.0, p - spread), min(1.0, p + spread)
-        self._shares = np.linspace(self._low, self._high, _GRID)
-        self._weights: Floats = stats.beta.cdf(self._shares, (n + 1) * p, (n + 1) * (1 - p))
-        self._weights[0], self._weights[-1] = 0.0, 1.0
-
-    def of(self, shares: CumulatedShares) -> Floats:
-        """The estimate in each of the draws [draws]. Only columns that have weight in some draw are looked at."""
-        first = int(np.searchsorted(shares.highest, self._low, side="right"))
-        last = min(int(np.searchsorted(shares.lowest, self._high)), len(self._ordered) - 1)
-        upto = np.interp(shares.shares[:, first : last + 1], self._shares, self._weights)
-        upto[:, -1] = 1.0
-        values = self._ordered[first : last + 1]
-        return np.asarray(upto @ values - upto[:, :-1] @ values[1:])
+    n = len(ordered)
+    spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)
+    low, high = max(0.0, p - spread), min(1.0, p + spread)
+    grid = np.linspace(low, high, _GRID)
+    weights: Floats = stats.beta.cdf(grid, (n + 1) * p, (n + 1) * (1 - p))
+    weights[0], weights[-1] = 0.0, 1.0
+    # Only columns that have weight in some draw are looked at.
+    first = bisect_right(range(n), low, key=lambda i: shares[:, i].max())
+    last = min(bisect_left(range(n), high, key=lambda i: shares[:, i].min()), n - 1)
+    upto = np.interp(shares[:, first : last + 1], grid, weights)
+    upto[:, -1] = 1.0
+    values = ordered[first : last + 1]
+    return np.asarray(upto @ values - upto[:, :-1] @ values[1:])
 
 
 MIN_UNITS = 8
@@ -146,19 +134,18 @@ def compare_quantiles(
     points = np.full((2, len(probabilities)), math.nan)
     if all(sample.sizes):
         ordered = [_sorted(*arm) for arm in zip(sample.values, sample.units, strict=True)]
-        estimators = [[HarrellDavis(values, p) for p in probabilities] for values, _ in ordered]
         for arm, (values, _) in enumerate(ordered):
-            once = CumulatedShares.of(np.ones((1, len(values)), np.int64))
-            points[arm] = [one.of(once)[0] for one in estimators[arm]]
+            once = cumulated_shares(np.ones((1, len(values))))
+            points[arm] = [harrell_davis(values, once, p)[0] for p in probabilities]
         done, (has_a, has_b) = 0, sample.present()
         for every in unit_counts(sample, draws, rng):
             # A draw without any unit of one arm has no quantile to compare, so it is left out.
             counts = every[every[:, has_a].any(axis=1) & every[:, has_b].any(axis=1)]
             if not len(counts):
                 continue
-            for arm, (_, units) in enumerate(ordered):
-                shares = CumulatedShares.of(counts[:, units])
-                drawn[arm, :, done : done + len(counts)] = [one.of(shares) for one in estimators[arm]]
+            for arm, (values, units) in enumerate(ordered):
+                shares = cumulated_shares(counts[:, units])
+                drawn[arm, :, done : done + len(counts)] = [harrell_davis(values, shares, p) for p in probabilities]
             done += len(counts)
         drawn = drawn[:, :, :done]
     fewest = min(sample.units_by_arm())
@@ -231,7 +218,7 @@ def unit_quantiles(sample: TwoArmSample, p: float) -> tuple[float, float]:
     for values, units in zip(sample.values, sample.units, strict=True):
         ordered, units_of = _sorted(values, units)
         weights = 1 / np.bincount(units_of)[units_of]
-        found.append(float(HarrellDavis(ordered, p).of(CumulatedShares.of(weights[None, :]))[0]))
+        found.append(float(harrell_davis(ordered, cumulated_shares(weights[None, :]), p)[0]))
     return found[0], found[1]
 
 

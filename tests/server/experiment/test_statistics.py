@@ -23,12 +23,12 @@ from server.experiment.stats.proportions import (
     share_difference_bounds,
 )
 from server.experiment.stats.quantiles import (
-    CumulatedShares,
-    HarrellDavis,
     QuantileComparison,
     band_half_width,
     below_bounds,
     compare_quantiles,
+    cumulated_shares,
+    harrell_davis,
     quantile_bounds,
 )
 from server.experiment.stats.samples import ANY_RATIO, Interval, TwoArmSample, block_length, unit_counts
@@ -59,17 +59,17 @@ def test_quantiles_that_the_data_do_not_bound_have_infinite_ends() -> None:
 def test_harrell_davis_is_scipys_also_for_values_drawn_several_times(p: float) -> None:
     rng = RNG(2)
     values = np.sort(rng.lognormal(size=300))
-    once = HarrellDavis(values, p).of(CumulatedShares.of(np.ones((1, 300), int)))[0]
+    once = harrell_davis(values, cumulated_shares(np.ones((1, 300))), p)[0]
     assert once == pytest.approx(float(hdquantiles(values, prob=[p])[0]), rel=2e-3)
     counts = rng.multinomial(300, np.full(300, 1 / 300))
-    several = HarrellDavis(values, p).of(CumulatedShares.of(counts[None]))[0]
+    several = harrell_davis(values, cumulated_shares(counts[None]), p)[0]
     assert several == pytest.approx(float(hdquantiles(np.repeat(values, counts), prob=[p])[0]), rel=2e-3)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.9])
 def test_harrell_davis_of_few_values_is_scipys(p: float) -> None:
     values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
-    ours = HarrellDavis(values, p).of(CumulatedShares.of(np.ones((1, 8), int)))[0]
+    ours = harrell_davis(values, cumulated_shares(np.ones((1, 8))), p)[0]
     assert ours == pytest.approx(float(hdquantiles(values, prob=[p])[0]), rel=2e-3)
 
 
