@@ -7,7 +7,6 @@ import re
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from enum import StrEnum
 
 from server.auth.principal import Principal, current_caller
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
@@ -124,13 +123,6 @@ class GenerationRun:
         self._notify()
 
 
-class Origin(StrEnum):
-    """The source of a text: a new sequence, or that of an earlier request."""
-
-    NEW = "new"
-    CONTINUED = "continued"
-
-
 class Suggestion:
     """The text of a run after its first ``typed`` characters."""
 
@@ -138,10 +130,11 @@ class Suggestion:
     reason: FinishReason | None  # set at the end of `texts`
 
     def __init__(
-        self, suggestion_id: str, run: GenerationRun, typed: int, rules: TextRules | None, origin: Origin
+        self, suggestion_id: str, run: GenerationRun, typed: int, rules: TextRules | None, *, continued: bool
     ) -> None:
-        """rules: text rules of the new gap, if they differ from the run's."""
-        self.suggestion_id, self.typed, self.origin = suggestion_id, typed, origin
+        """rules: text rules of the new gap, if they differ from the run's. continued: the run is that of an earlier
+        request."""
+        self.suggestion_id, self.typed, self.continued = suggestion_id, typed, continued
         self.text, self.reason = "", None
         self._run = run
         self._cutter = None if rules is None else TextCutter(rules)
@@ -246,13 +239,13 @@ class EditorSession:
         run = self._run
         if run is not None and (typed := run.typed_for(gap, options)) is not None and await run.goes_on_with(typed):
             rules = gap_rules(gap, options) if typed else None
-            return Suggestion(suggestion_id, run, len(typed), rules, Origin.CONTINUED)
+            return Suggestion(suggestion_id, run, len(typed), rules, continued=True)
         self.stop()
         draft = self._draft(gap)
         request = await self._maker.make(gap, options, suggestion_id, draft)
         check(request)
         self._run = GenerationRun(gap, options, self._admit(current_caller(), request, supersedes_key))
-        return Suggestion(suggestion_id, self._run, 0, None, Origin.NEW)
+        return Suggestion(suggestion_id, self._run, 0, None, continued=False)
 
     async def read_ahead(self, gap: Gap, options: CompletionOptions, check: Callable[[Request], None]) -> None:
         """Compute the prompts for ``gap`` into the prefix cache; cancel it to stop. check: as in `suggest`.

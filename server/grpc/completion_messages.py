@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from server.completion.documents import FillMode, OffsetUnit
-from server.completion.editor_session import Origin, Suggestion
+from server.completion.editor_session import Suggestion
 from server.completion.next_edit import EditPlace, EditReader, RecentEdit
 from server.completion.outcomes import Outcome
 from server.completion.prompt_packer import SMALLEST_BUDGET
@@ -36,7 +36,6 @@ _UNITS = {pb.OFFSET_UNIT_UNSPECIFIED: OffsetUnit.CODE_POINT} | {
     pb.OffsetUnit.Value(f"OFFSET_UNIT_{unit.name}"): unit for unit in OffsetUnit
 }
 _OUTCOMES = {pb.Outcome.Value(f"OUTCOME_{outcome.name}"): outcome for outcome in Outcome}
-_ORIGINS = {origin: pb.SuggestionStarted.Origin.Value(f"ORIGIN_{origin.name}") for origin in Origin}
 
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:
@@ -147,9 +146,10 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
 
 
 def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
+    origin = pb.SuggestionStarted.ORIGIN_CONTINUED if suggestion.continued else pb.SuggestionStarted.ORIGIN_NEW
     return pb.CompleteSessionResponse(
         started=pb.SuggestionStarted(
-            ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=_ORIGINS[suggestion.origin],
+            ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=origin,
             typed_characters=suggestion.typed,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.completion.documents import MAX_CHARACTERS, ContextFile, Gap, TextDocument
-from server.completion.editor_session import DOCUMENTS, EditorSession, Origin, Suggestion
+from server.completion.editor_session import DOCUMENTS, EditorSession, Suggestion
 from server.completion.requests import CompletionOptions
 from specdec.core.types import FinishReason, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
@@ -69,7 +69,7 @@ async def test_complete_suggestion() -> None:
     desk = Desk()
     suggestion = await desk.ask(GAP)
     request = desk.engine.last.request
-    assert (suggestion.origin, suggestion.typed, request.session) == (Origin.NEW, 0, "s")
+    assert (suggestion.continued, suggestion.typed, request.session) == (False, 0, "s")
     assert request.stopping.rules is not None
     assert request.stopping.rules.min_indent == 4
     desk.engine.last.say("turn ")
@@ -90,7 +90,7 @@ async def test_typed_text_that_matches_the_generation_is_skipped() -> None:
     desk.engine.requests[0].say(" + b")
     desk.engine.requests[0].finish()
     assert await reading == "n a + b"
-    assert (suggestion.origin, suggestion.typed) == (Origin.CONTINUED, 3)
+    assert (suggestion.continued, suggestion.typed) == (True, 3)
     assert len(desk.engine.requests) == 1
 
 
@@ -126,7 +126,7 @@ async def test_before_the_first_token_any_typing_starts_a_new_generation() -> No
     desk.engine.last.start()
     await settle()
     suggestion = await desk.ask(desk.typed("t"))
-    assert suggestion.origin is Origin.NEW
+    assert not suggestion.continued
     assert [request.closed for request in desk.engine.requests] == [True, False]
 
 
@@ -144,7 +144,7 @@ async def test_typing_that_differs_starts_a_new_generation(how: str) -> None:
     elif how == "fails":
         desk.engine.requests[0].fail(RequestError("broken"))
     suggestion = await asking
-    assert suggestion.origin is Origin.NEW
+    assert not suggestion.continued
     assert not desk.engine.requests[0].samples_left
     desk.engine.requests[1].say(" + c")
     desk.engine.requests[1].finish()
@@ -167,7 +167,7 @@ async def test_any_other_change_cancels_the_generation_first(change: str) -> Non
     await generate(desk, "turn a")
     gap, options = CHANGES[change]
     suggestion = await desk.ask(gap, options)
-    assert suggestion.origin is Origin.NEW
+    assert not suggestion.continued
     assert [request.closed for request in desk.engine.requests] == [True, False]
 
 
@@ -175,14 +175,14 @@ async def test_changes_of_other_files_keep_the_generation() -> None:
     desk = Desk()
     await generate(desk, "turn a")
     suggestion = await desk.ask(replace(desk.typed("t"), files=(ContextFile("x.py", "x"),)))
-    assert suggestion.origin is Origin.CONTINUED
+    assert suggestion.continued
 
 
 async def test_a_repeated_request_at_the_same_place() -> None:
     desk = Desk()
     await generate(desk, "turn", done=True)
     again = await desk.ask(GAP)
-    assert (again.origin, await read(again)) == (Origin.CONTINUED, "turn")
+    assert (again.continued, await read(again)) == (True, "turn")
     chance = based(sampling=SamplingParams(temperature=1.0))
     for count in (2, 3):  # with a random seed, a repeated request is a new one
         await desk.ask(GAP, chance)
@@ -198,9 +198,9 @@ async def test_a_generation_that_timed_out_is_retried() -> None:
     desk.engine.last.finish(FinishReason.TIME_LIMIT)
     await settle()
     typed = await desk.ask(desk.typed("t"))
-    assert (typed.origin, await read(typed)) == (Origin.CONTINUED, "u")
+    assert (typed.continued, await read(typed)) == (True, "u")
     again = await desk.ask(GAP)
-    assert again.origin is Origin.NEW
+    assert not again.continued
 
 
 async def test_stop_rules_of_the_cursor_cut_a_continued_generation() -> None:
