@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from specdec.errors import InvalidRequestError, ViolationCollector
 
@@ -15,12 +15,16 @@ CHARACTERS_BEFORE, CHARACTERS_BEHIND = 1 << 17, 1 << 15
 BEFORE_STEP = 1 << 14
 
 
-class OffsetUnit(StrEnum):
-    """The unit of offsets: Unicode code points, 16-bit units as in JavaScript and Java, or bytes."""
+class OffsetUnit(Enum):
+    """The unit of offsets: Unicode code points, 16-bit units as in JavaScript and Java, or bytes. ``encoding`` takes
+    ``width`` bytes for each."""
 
-    CODE_POINT = "code_point"
-    UTF16 = "utf16"
-    UTF8 = "utf8"
+    CODE_POINT = ("utf-32-le", 4)
+    UTF16 = ("utf-16-le", 2)
+    UTF8 = ("utf-8", 1)
+
+    def __init__(self, encoding: str, width: int) -> None:
+        self.encoding, self.width = encoding, width
 
     def place_in(self, text: str, units: int) -> int:
         """The index in ``text`` after ``units`` units: at most its end; inside a character, that character's begin.
@@ -28,21 +32,14 @@ class OffsetUnit(StrEnum):
         units = max(0, units)
         if self is OffsetUnit.CODE_POINT or text.isascii():
             return min(units, len(text))
-        encoding, width = _ENCODINGS[self]
-        return len(text[:units].encode(encoding, "surrogatepass")[: units * width].decode(encoding, "ignore"))
+        data = text[:units].encode(self.encoding, "surrogatepass")[: units * self.width]
+        return len(data.decode(self.encoding, "ignore"))
 
     def units_of(self, text: str) -> int:
         """The length of ``text``."""
         if self is OffsetUnit.CODE_POINT or text.isascii():
             return len(text)
-        encoding, width = _ENCODINGS[self]
-        return len(text.encode(encoding, "surrogatepass")) // width
-
-
-# By unit, the codec and its bytes of a unit
-_ENCODINGS = {
-    OffsetUnit.CODE_POINT: ("utf-32-le", 4), OffsetUnit.UTF16: ("utf-16-le", 2), OffsetUnit.UTF8: ("utf-8", 1)
-}  # fmt: skip
+        return len(text.encode(self.encoding, "surrogatepass")) // self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +67,15 @@ class TextDocument:
         """
         if self.text.isascii() and all(edit.text.isascii() for edit in edits):
             unit = OffsetUnit.UTF8  # the offsets are the same, and the text is the shortest
-        encoding, width = _ENCODINGS[unit]
-        data = bytearray(self.text.encode(encoding))  # once for all edits, of which there may be thousands
+        data = bytearray(self.text.encode(unit.encoding))  # once for all edits, of which there may be thousands
         for i, edit in enumerate(edits):
-            start, end = edit.start * width, edit.end * width
+            start, end = edit.start * unit.width, edit.end * unit.width
             if not (0 <= start <= end <= len(data) and all(_is_between(data, at, unit) for at in (start, end))):
                 raise InvalidRequestError.of(
                     f"edits[{i}]", "start and end must lie in the text, in order, between characters"
                 )
-            data[start:end] = edit.text.encode(encoding)
-        text, violations = data.decode(encoding), ViolationCollector()
+            data[start:end] = edit.text.encode(unit.encoding)
+        text, violations = data.decode(unit.encoding), ViolationCollector()
         check_length(text, "edits", violations)
         violations.raise_if_any()
         self.text, self.version = text, version

@@ -98,7 +98,8 @@ def test_no_offset_is_inside_a_character() -> None:
 
 
 def length_in(unit: OffsetUnit, text: str) -> int:
-    encoding, width = {"utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}.get(unit, ("utf-32-le", 4))
+    codecs = {OffsetUnit.UTF16: ("utf-16-le", 2), OffsetUnit.UTF8: ("utf-8", 1)}
+    encoding, width = codecs.get(unit, ("utf-32-le", 4))
     return len(text.encode(encoding)) // width
 
 
