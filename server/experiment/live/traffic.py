@@ -198,16 +198,11 @@ class RunningExperiment:
             return  # its next attempt counts
         if isinstance(part, str):
             self.left_out[part] += 1
-        elif not isinstance(error, _CALLERS_OWN):
-            self._write(part.choice.arm, partial(make, part))
-
-    def _write(self, arm: str, make: Callable[[], Record]) -> None:
-        if self._over:
-            return
-        self._recorded[arm] += 1
-        self._sink.put(arm, make)
-        if reason := limit_reached(self.plan.config.stopping, self.records, self.ran_s):
-            self._end("finished", reason)
+        elif not self._over and not isinstance(error, _CALLERS_OWN):
+            self._recorded[part.choice.arm] += 1
+            self._sink.put(part.choice.arm, partial(make, part))
+            if reason := limit_reached(self.plan.config.stopping, self.records, self.ran_s):
+                self._end("finished", reason)
 
     def _end(self, state: State, reason: str) -> None:
         if not self._over:
