@@ -160,7 +160,10 @@ class EngineSwitch:
             block = chooser.block
             settings = self._settings[chooser.arm_of(block)]
             try:
-                await self._apply(settings)
+                if "draft" in settings.names:
+                    await self._draft(settings.draft, settings.draft_dtype)
+                if settings.flush_cache:
+                    await self._client.flush_cache()
             except (EngineDeadError, SwapUnderWayError):
                 await self._pause(_RETRY_S)
                 continue
@@ -175,12 +178,6 @@ class EngineSwitch:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
-
-    async def _apply(self, settings: EngineSettings) -> None:
-        if "draft" in settings.names:
-            await self._draft(settings.draft, settings.draft_dtype)
-        if settings.flush_cache:
-            await self._client.flush_cache()
 
     def _holds(self, settings: EngineSettings, head: str | None) -> bool:
         """Whether the engine has the arm's draft model, and still ``head``: a restart may have refused the draft, or an
