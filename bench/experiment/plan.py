@@ -18,7 +18,7 @@ from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect
 from bench.serve.schedule import endless_requests, read_trace
 from server.experiment.arm_options import UNTOUCHED, ArmOptions, read_options
-from server.experiment.assignment import balanced_order, digest
+from server.experiment.assignment import digest
 from server.experiment.config import ExperimentConfig, Load, Problem, parse_config, refuse
 from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
@@ -287,8 +287,8 @@ class Script:
         return map(TimedRequest, arrival_times(self._load), asks)
 
     def first(self, turn: int) -> int:
-        """The arm that is first in a turn."""
-        return balanced_order(self._salt, "order", turn)
+        """The arm that is first in a turn: random in an even one, the opposite in the next."""
+        return (digest(self._salt, f"order/{turn // 2}")[0] & 1) ^ (turn & 1)
 
     def in_arm(self, arm: int, ask: LoadRequest) -> LoadRequest:
         """The request of a pair as sent to an arm: with a salt that only this arm uses."""

@@ -1,4 +1,4 @@
-"""Assignment of arms: by bucket of a key, or in a balanced order."""
+"""Assignment of arms by bucket of a key."""
 
 from __future__ import annotations
 
@@ -36,8 +36,3 @@ class Split:
     def arm(self, number: int) -> str | None:
         """The arm of a bucket; None: the bucket does not participate."""
         return self._arms[bisect_right(self._ends, number)]
-
-
-def balanced_order(salt: str, what: str, number: int) -> int:
-    """0 or 1: random for each even number; the following odd number gets the opposite."""
-    return (digest(salt, f"{what}/{number // 2}")[0] & 1) ^ (number & 1)
