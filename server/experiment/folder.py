@@ -44,19 +44,15 @@ class StoredState(StrictModel):
     at: str  # ISO 8601, since when
     reason: str = ""
     records: dict[str, int] = Field(default_factory=dict)  # by arm, as of `at`
-    ran_s: float | None = None  # how long it ran before `at`, stops excluded; None: written by a version without it
+    ran_s: float = 0.0  # how long it ran before `at`, stops excluded
 
-    def spent_s(self, manifest: Manifest, now_s: float) -> float:
-        """How long the experiment has run until ``now_s`` (Unix time).
-
-        If it is `running`, the time since ``at`` counts, also while its server was down. Without ``ran_s``, stops count
-        too.
-        """
-        if self.ran_s is None:
-            return now_s - manifest.started_s
+    @property
+    def spent_s(self) -> float:
+        """How long the experiment has run until now. If it is `running`, the time since ``at`` counts, also while its
+        server was down."""
         if self.state != "running":
             return self.ran_s
-        return self.ran_s + now_s - datetime.fromisoformat(self.at).timestamp()
+        return self.ran_s + (datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import platform
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -393,7 +392,7 @@ class Experiments:
 
 def _stopped(folder: ExperimentFolder, reason: str) -> StoredState:
     """The state, from now on, of an experiment that is `running` on disk only."""
-    ran_s = folder.state().spent_s(folder.manifest(), time.time())
+    ran_s = folder.state().spent_s
     return StoredState(state="stopped", at=now_text(), reason=reason, records=folder.written(), ran_s=ran_s)
 
 
@@ -407,11 +406,10 @@ def _earlier(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[s
     name, state, written = config.name, folder.state(), folder.written()
     if state.state != "running" and not written:
         return None
-    manifest = folder.manifest()
-    if found := difference(manifest.config.model_dump(mode="json"), config.model_dump(mode="json"), "plan"):
+    if found := difference(folder.manifest().config.model_dump(mode="json"), config.model_dump(mode="json"), "plan"):
         raise ExperimentNotStartedError(
             f"there are records of an experiment {name} with another plan ({found}); choose another name"
         )
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
-    return written, state.spent_s(manifest, time.time())
+    return written, state.spent_s
