@@ -297,7 +297,7 @@ class Workplace:
         self.edits.dismissed(suggestion_id)
 
     def close_document(self, uri: str) -> None:
-        document = self.documents.close(uri)
+        document = self.documents.pop(uri, None)
         if document is not None:
             self.edits.cancel()
             self.completer.stop_reading()

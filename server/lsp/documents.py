@@ -268,31 +268,25 @@ def folders_of(params: types.InitializeParams) -> list[types.WorkspaceFolder]:
     return []
 
 
-class DocumentTable:
+class DocumentTable(dict[str, OpenDocument]):
     """Open documents by URI. Messages about others are ignored."""
 
     def __init__(self, project: Project, unit: OffsetUnit) -> None:
+        super().__init__()
         self.project, self._unit = project, unit
-        self._documents: dict[str, OpenDocument] = {}
 
     def open(self, item: types.TextDocumentItem) -> OpenDocument:
-        self._documents.pop(item.uri, None)
+        self.pop(item.uri, None)
         name = self.project.name_of(item.uri)
-        taken = {document.name for document in self._documents.values()}
+        taken = {document.name for document in self.values()}
         name = next(n for n in (name, *(f"{i}/{name}" for i in range(2, len(taken) + 3))) if n not in taken)
         found = OpenDocument(item.uri, name, item.language_id, item.text, self._unit)
-        self._documents[item.uri] = found
+        self[item.uri] = found
         return found
-
-    def get(self, uri: str) -> OpenDocument | None:
-        return self._documents.get(uri)
-
-    def close(self, uri: str) -> OpenDocument | None:
-        return self._documents.pop(uri, None)
 
     def beside(self, document: OpenDocument, settings: Settings) -> list[options_pb2.ContextFile]:
         """Excerpts of the other documents, last used first, within the limits of ``settings``."""
-        others = [o for o in self._documents.values() if o is not document and o.text and not secret(o.name, settings)]
+        others = [o for o in self.values() if o is not document and o.text and not secret(o.name, settings)]
         others = sorted(others, key=lambda other: other.used_ms, reverse=True)[: settings.context_files]
         found: list[options_pb2.ContextFile] = []
         left = settings.context_characters

@@ -94,7 +94,7 @@ async def test_a_document_closed_meanwhile_is_not_read_ahead(closed: bool, monke
     answer = asyncio.create_task(asked.complete(params(AUTOMATIC, 4)))
     await asyncio.sleep(0)
     if closed:
-        documents.close(URI)
+        documents.pop(URI)
     link.release.set()
     await answer
     await asyncio.sleep(0.05)
