@@ -64,13 +64,9 @@ class LivePlan:
     settings: Mapping[str, EngineSettings]  # by arm
     names: frozenset[str]  # all options that an arm changes, as in `ArmOptions.names`
 
-    @cached_property
-    def drafters(self) -> frozenset[str]:
-        return frozenset(name for arm in self.options.values() for name in arm.speculation.get("drafters") or ())
-
-    @cached_property
-    def indexes(self) -> frozenset[str]:
-        return frozenset(name for arm in self.options.values() for name in arm.speculation.get("indexes") or ())
+    def named(self, option: str) -> frozenset[str]:
+        """The drafters or indexes that the arms name."""
+        return frozenset(name for arm in self.options.values() for name in arm.speculation.get(option) or ())
 
     @cached_property
     def highest_priority(self) -> int | None:
@@ -82,10 +78,6 @@ class LivePlan:
     @cached_property
     def _unset(self) -> list[tuple[attrgetter[Any], Any]]:
         return [(get := attrgetter(name), get(UNTOUCHED)) for name in sorted(self.names)]
-
-    @property
-    def salt(self) -> str:
-        return self.config.assignment.salt or self.config.name
 
     @property
     def changes(self) -> frozenset[str]:
@@ -141,10 +133,11 @@ def _misfits(plan: LivePlan) -> list[Problem]:
     """Problems of the whole plan, if its parts are valid."""
     found: list[Problem] = []
     assignment, arms = plan.config.assignment, plan.config.arms
-    mode: Problem = (("assignment", "mode"), "")
     first, second = (plan.settings[name] for name in arms)
     if assignment.mode == "paired_replay":
-        found.append((mode[0], "paired_replay is for `specdec ab run`; live modes are hash, switchback, aa"))
+        found.append(
+            (("assignment", "mode"), "paired_replay is for `specdec ab run`; live modes are hash, switchback, aa")
+        )
     if plan.switches_engine and assignment.mode != "switchback":
         found.append((("arms",), f"{assignment.mode} cannot switch `engine` settings; use switchback"))
     if first.names != second.names:

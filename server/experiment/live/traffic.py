@@ -121,9 +121,10 @@ class RunningExperiment:
         """The request's participation, or why it has none. ``asked``: the arm that its caller requests."""
         if not self.plan.leaves_free(request):
             return OWN_OPTIONS
-        if self.plan.drafters and not self.plan.drafters <= set(self._client.info.drafters):
+        if not self.plan.named("drafters") <= set(self._client.info.drafters):
             return NO_DRAFTER
-        if principal.denied_indexes(self.plan.indexes):  # checked for both arms: they must have the same callers
+        # Checked for both arms: they must have the same callers.
+        if principal.denied_indexes(self.plan.named("indexes")):
             return NO_INDEX
         ceiling, highest = principal.limits.max_priority, self.plan.highest_priority
         if ceiling is not None and highest is not None and ceiling < highest:  # the cap would make both arms alike
@@ -171,8 +172,8 @@ class RunningExperiment:
         self._sink.close()
 
     def _make_chooser(self) -> KeyChooser | BlockChooser:
-        config, salt = self.plan.config, self.plan.salt
-        assignment = config.assignment
+        config, assignment = self.plan.config, self.plan.config.assignment
+        salt = assignment.salt or config.name
         if assignment.mode == "switchback":
             chooser = BlockChooser(
                 salt, config.arms, assignment.block_s, assignment.washout_s, self._clock.now,
