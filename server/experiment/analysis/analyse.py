@@ -194,37 +194,35 @@ def _timeline(selection: Selection, metric: str) -> tuple[tuple[float, float | N
 def decide(
     primary: TargetResult,
     ratio: Callable[[float], Interval],
-    min_effect: float,
-    alpha: float,
-    min_units: int,
+    config: ExperimentConfig,
     invalid: Sequence[str],
     guardrails: Sequence[GuardrailResult],
-    arm: str = "the treatment",
-    unit: str = "unit",
+    unit: str,
 ) -> Verdict:
-    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level; ``arm`` is B's name,
-    ``unit`` that of what ``min_units`` counts.
+    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level; ``unit`` is the name of
+    what the plan's ``min_units`` counts.
 
     Anything in ``invalid`` overrules the rest; a broken guardrail overrules the metric. Equivalence is tested before a
-    difference: a certain difference below ``min_effect`` does not matter.
+    difference: a certain difference below the plan's ``min_effect`` does not matter.
     """
     if invalid:
         others = tuple(f"And {reason}." for reason in invalid[1:])
         return Verdict(kind="invalid", headline=f"Invalid: {invalid[0]}.", reasons=others)
-    interval = ratio(alpha)
+    stopping = config.stopping
+    interval = ratio(stopping.alpha)
     reasons = (
-        _effect(primary, interval, alpha, unit),
+        _effect(primary, interval, stopping.alpha, unit),
         *(_explain(each) for each in guardrails if each.state != "held"),
     )
     kind: VerdictKind
     if broken := ", ".join(each.label for each in guardrails if each.state == "broken"):
         kind, headline = "worse", f"Worse: the treatment breaks the guardrail {broken}."
-    elif primary.units < min_units:
+    elif primary.units < stopping.min_units:
         kind = "undecided"
-        headline = f"Undecided: there are too few {unit}s, {primary.units} of at least {min_units} in each arm."
+        headline = f"Undecided: there are too few {unit}s, {primary.units} of at least {stopping.min_units} in each arm."
     else:
-        kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
-        headline = _headline(kind, primary, interval, min_effect, alpha, arm, unit)
+        kind = _kind(ratio, interval, primary.lower_is_better, config.primary.min_effect, stopping.alpha)
+        headline = _headline(kind, primary, interval, config, unit)
     return Verdict(kind=kind, headline=headline, reasons=reasons)
 
 
@@ -265,15 +263,14 @@ _PHRASES = {
 }
 
 
-def _headline(
-    kind: VerdictKind, primary: TargetResult, interval: Interval, min_effect: float, alpha: float, arm: str, unit: str
-) -> str:
+def _headline(kind: VerdictKind, primary: TargetResult, interval: Interval, config: ExperimentConfig, unit: str) -> str:
+    _, arm = config.arms
     metric, _, quantile = primary.label.partition("@")
     metric = metric.removesuffix(":mean")
     at = {"": "on average", "p50": "in the median"}.get(quantile, f"at {quantile}")
-    level = f"{1 - alpha:.0%} interval"
+    level = f"{1 - config.stopping.alpha:.0%} interval"
     if kind == "equivalent":
-        return f"Equivalent: {primary.label} of {arm} differs by less than {min_effect:.1%}."
+        return f"Equivalent: {primary.label} of {arm} differs by less than {config.primary.min_effect:.1%}."
     if primary.ratio is None and primary.a == 0 and primary.b is not None:
         values = f"{primary.label} is 0 in the control and {brief(primary.b)} in {arm}"
         return f"{kind.capitalize()}: {values}, so their ratio is not defined."
@@ -330,10 +327,7 @@ def analyse(manifest: Manifest, log: RecordLog, *, ended: bool = True) -> Result
     # As many first requests of each arm are excluded, whatever the weights: the shares are those before.
     shares = sample_ratio(select(config.model_copy(update={"warmup_requests": 0}), log.records), config)
     problems = _problems(selection, config, outputs, shares)
-    min_effect, alpha, (_, treatment) = config.primary.min_effect, stopping.alpha, config.arms
-    verdict = decide(
-        primary, ratio, min_effect, alpha, stopping.min_units, problems, guardrails, treatment, selection.unit_name
-    )
+    verdict = decide(primary, ratio, config, problems, guardrails, selection.unit_name)
     if not ended and stopping.rule == "fixed" and verdict.kind in ("better", "equivalent", "worse"):
         headline = "Undecided: the rule `fixed` concludes once, at the end, and the experiment has not ended."
         verdict = verdict.model_copy(update={"kind": "undecided", "headline": headline})
@@ -342,13 +336,13 @@ def analyse(manifest: Manifest, log: RecordLog, *, ended: bool = True) -> Result
         name=config.name,
         mode=config.assignment.mode,
         rule=stopping.rule,
-        alpha=alpha,
-        min_effect=min_effect,
+        alpha=stopping.alpha,
+        min_effect=config.primary.min_effect,
         started=manifest.started,
         facts=manifest.facts,
         verdict=verdict,
         primary=primary,
-        decided_by=bounds(ratio(alpha)),
+        decided_by=bounds(ratio(stopping.alpha)),
         secondary=tuple(t.model_copy(update={"p_adjusted": p}) for t, p in zip(secondary, adjusted, strict=True)),
         table=table,
         guardrails=guardrails,

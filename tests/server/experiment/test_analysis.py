@@ -17,6 +17,7 @@ from server.experiment.stats.samples import ANY_RATIO, Interval
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
 OPEN_GUARDRAILS = [{"metric": "error_rate", "max_increase": "50%"}]
+PLAN = manifest().config
 
 
 def test_a_large_gain_is_better_and_the_same_records_give_the_same_result() -> None:
@@ -296,7 +297,7 @@ def _guardrail(state: str) -> GuardrailResult:
     ],
 )
 def test_verdict_of_an_interval(interval: tuple[float, float], lower_is_better: bool, kind: str) -> None:
-    found = decide(_target(lower_is_better), lambda alpha: Interval(*interval), 0.02, 0.05, 8, [], [])
+    found = decide(_target(lower_is_better), lambda alpha: Interval(*interval), PLAN, [], [], "unit")
     assert found.kind == kind
 
 
@@ -305,14 +306,14 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
         return Interval(0.8, 0.9)
 
     held, open_, broken = map(_guardrail, ("held", "open", "broken"))
-    assert decide(_target(), ratio, 0.02, 0.05, 8, ["a reason"], [broken]).kind == "invalid"
-    assert decide(_target(), ratio, 0.02, 0.05, 8, [], [held, broken]).kind == "worse"
-    found = decide(_target(), ratio, 0.02, 0.05, 8, [], [held, open_])
+    assert decide(_target(), ratio, PLAN, ["a reason"], [broken], "unit").kind == "invalid"
+    assert decide(_target(), ratio, PLAN, [], [held, broken], "unit").kind == "worse"
+    found = decide(_target(), ratio, PLAN, [], [held, open_], "unit")
     assert found.kind == "better"
     assert any("is open: more requests are needed" in reason for reason in found.reasons)
     assert exit_code("better", "not-worse", [held, open_]) == exit_code("equivalent", "not-worse", [open_]) == 15
     assert exit_code("better", "none", [open_]) == exit_code("better", "better", [held]) == 0
-    assert decide(_target(units=7), ratio, 0.02, 0.05, 8, [], []).kind == "undecided"
+    assert decide(_target(units=7), ratio, PLAN, [], [], "unit").kind == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_validity_overrides_guardrails_which_override_the_metric() -> None:
 def test_the_headline_states_the_effect_for_callers(label: str, ratio: float, effect: str) -> None:
     target = _target().model_copy(update={"label": label, "ratio": ratio})
     intervals = {0.63: Interval(0.58, 0.69), 1.27: Interval(1.2, 1.3), 1.0: Interval(0.9, 1.12), 2.0: ANY_RATIO}
-    found = decide(target, lambda alpha: intervals[ratio], 0.02, 0.05, 8, [], [], "auto")
+    found = decide(target, lambda alpha: intervals[ratio], PLAN, [], [], "unit")
     assert found.headline.startswith(effect)
     assert not any("inf" in text for text in found.reasons)
 
