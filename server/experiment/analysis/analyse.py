@@ -219,7 +219,8 @@ def decide(
         kind, headline = "worse", f"Worse: the treatment breaks the guardrail {broken}."
     elif primary.units < stopping.min_units:
         kind = "undecided"
-        headline = f"Undecided: there are too few {unit}s, {primary.units} of at least {stopping.min_units} in each arm."
+        counted = f"{primary.units} of at least {stopping.min_units}"
+        headline = f"Undecided: there are too few {unit}s, {counted} in each arm."
     else:
         kind = _kind(ratio, interval, primary.lower_is_better, config.primary.min_effect, stopping.alpha)
         headline = _headline(kind, primary, interval, config, unit)

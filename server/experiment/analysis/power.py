@@ -13,11 +13,7 @@ from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
-from server.experiment.stats.samples import (
-    Interval,
-    TwoArmSample,
-    sample_block_length,
-)
+from server.experiment.stats.samples import Interval, TwoArmSample, sample_block_length
 
 
 class Redraw:
@@ -103,9 +99,11 @@ def plan_size(
     redraw = Redraw(sample)
     units = _first_guess(sample, target, stopping, effect, wanted, rng)
     z = float(stats.norm.ppf(1 - stopping.alpha / 2))
-    found: dict[int, float] = {}
+    found: dict[int, float] = {}  # by number of units, the share of simulations whose interval lies below 1
     for _ in range(_ROUNDS):
-        found[units] = _power(redraw, units, target, stopping, effect, simulations, rng)
+        tuned = stopping.model_copy(update={"expected_units": units})
+        drawn = (redraw.draw(units, 1 - effect, rng) for _ in range(simulations))
+        found[units] = sum(_ratio(each, target, tuned, rng).high < 1 for each in drawn) / simulations
         if wanted <= found[units] <= wanted + 0.05:
             break
         seen = min(max(found[units], 0.02), 0.995)
@@ -154,21 +152,6 @@ def _first_guess(
     needed = (error * (stats.norm.ppf(1 - stopping.alpha / 2) + stats.norm.ppf(wanted)) / math.log1p(-effect)) ** 2
     factor = 3 if stopping.rule == "always_valid" else 1
     return min(_MAX_UNITS, max(2 * MIN_UNITS, math.ceil(factor * needed * sample.n_units)))
-
-
-def _power(
-    redraw: Redraw,
-    units: int,
-    target: MetricTarget,
-    stopping: Stopping,
-    effect: float,
-    simulations: int,
-    rng: np.random.Generator,
-) -> float:
-    """The share of simulated experiments whose interval lies below 1."""
-    tuned = stopping.model_copy(update={"expected_units": units})
-    hits = sum(_ratio(redraw.draw(units, 1 - effect, rng), target, tuned, rng).high < 1 for _ in range(simulations))
-    return hits / simulations
 
 
 def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: np.random.Generator) -> Interval:

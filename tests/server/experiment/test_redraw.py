@@ -10,7 +10,7 @@ import pytest
 from server.experiment.analysis import power
 from server.experiment.analysis.power import Redraw, plan_size
 from server.experiment.config import MetricTarget, Stopping
-from server.experiment.stats.samples import TwoArmSample
+from server.experiment.stats.samples import Interval, TwoArmSample
 from tests.server.experiment.samples import clustered, paired_sample
 from tests.server.experiment.simulated import manifest, paired
 
@@ -49,15 +49,20 @@ def test_units_of_one_arm_are_split_into_random_halves() -> None:
 def test_bug_too_low_a_power_calls_for_more_units(monkeypatch: pytest.MonkeyPatch, wanted: float) -> None:
     asked: list[int] = []
 
-    def low(redraw: Redraw, units: int, *_: object) -> float:
-        asked.append(units)
-        return 0.9
+    def draw(redraw: Redraw, n_units: int, *_: object) -> TwoArmSample:
+        asked.append(n_units)
+        return paired_sample(np.ones(n_units), np.ones(n_units))
 
-    monkeypatch.setattr(power, "_power", low)
+    def low(*_: object) -> Interval:
+        return Interval(0.8, 0.9 if len(asked) % 10 else 1.1)  # nine of ten simulations find the change
+
+    monkeypatch.setattr(Redraw, "draw", draw)
+    monkeypatch.setattr(power, "_ratio", low)
     plan = manifest(assignment={"mode": "aa"})
     capture = paired(plan, 60, 1.0, 1)
     found = plan_size(plan, capture, MetricTarget(metric="e2e_ms"), Stopping(), 0.3, wanted, 20)
-    assert len(asked) > 1
+    sizes = list(dict.fromkeys(asked))
+    assert len(sizes) > 1
     assert asked == sorted(asked)
-    assert all(after < 4 * before for before, after in itertools.pairwise(asked))  # as far as the formula says
-    assert found.units == asked[-1] * found.merged
+    assert all(after < 4 * before for before, after in itertools.pairwise(sizes))  # as far as the formula says
+    assert found.units == sizes[-1] * found.merged
