@@ -292,7 +292,18 @@ class Experiments:
             state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
             return await self.get(name)
-        self._running[name] = running = await self._make_running(plan, folder, written, ran_s)
+        on_over = partial(self._begin_end, name)
+        running = RunningExperiment(
+            plan, folder.path, self._client, self._clock, written, ran_s, on_over, self._file_errors
+        )
+        try:
+            state = StoredState(state="running", at=now_text(), records=written, ran_s=ran_s)
+            await asyncio.to_thread(folder.note, state)
+        except BaseException:  # leave no thread and no descriptor
+            running.abandon()
+            await asyncio.to_thread(running.flush)
+            raise
+        self._running[name] = running
         self._not_resumed.pop(name, None)
         self._changed()
         running.start()
@@ -300,23 +311,6 @@ class Experiments:
             _LOG.warning("experiment %s: %s", name, warning)
         _LOG.info("experiment %s runs, with %d earlier records", name, sum(written.values()))
         return await self.get(name)
-
-    async def _make_running(
-        self, plan: LivePlan, folder: ExperimentFolder, written: Mapping[str, int], ran_s: float
-    ) -> RunningExperiment:
-        """Open the record file and note the state; a failure leaves no thread or descriptor."""
-        over = partial(self._begin_end, plan.config.name)
-        running = RunningExperiment(
-            plan, folder.path, self._client, self._clock, written, ran_s, over, self._file_errors
-        )
-        try:
-            state = StoredState(state="running", at=now_text(), records=dict(written), ran_s=ran_s)
-            await asyncio.to_thread(folder.note, state)
-        except BaseException:
-            running.abandon()
-            await asyncio.to_thread(running.flush)
-            raise
-        return running
 
     def _begin_end(self, name: str, state: State, reason: str) -> asyncio.Task[None]:
         """End the experiment in a task of its own, which only `close` cancels. Keeps the state for `close`, which
