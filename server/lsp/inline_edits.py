@@ -77,10 +77,6 @@ class EditHistory:
         self._edits.extend(self._running())
         self._run = fresh
 
-    @property
-    def is_empty(self) -> bool:
-        return self._run is None and not self._edits
-
     def recent(self) -> list[pb.RecentEdit]:
         return [*self._edits, *self._running()][-RECENT_EDITS:]
 
@@ -254,8 +250,9 @@ class InlineEdits:
         if not settings.edit_model and model and trained_form(model) is None:
             self._notices.edits(f"the model {model} is not trained on next edits; name one that is in editModel")
             return False
-        unasked = settings.mode == "auto" and not self.history.is_empty and document.revision not in self._dismissed
-        return invoked or unasked
+        if invoked:
+            return True
+        return settings.mode == "auto" and document.revision not in self._dismissed and bool(self.history.recent())
 
     async def _next(self, prediction: _Prediction) -> pb.TextEdit | None:
         with self._notices.busy():

@@ -242,6 +242,14 @@ async def test_recent_edits_are_few_and_short() -> None:
     assert desk.edits.history.recent() == recent  # typed and deleted: no edit
 
 
+async def test_bug_a_change_that_was_taken_back_asks_for_no_edit() -> None:
+    desk = Desk()
+    desk.change(0, "again ")
+    desk.edits.apply(desk.document, [_deleted(6)])
+    assert await desk.ask(invoked=False) is None
+    assert desk.server.asked == []
+
+
 def test_a_long_edit_is_two() -> None:
     desk = Desk()
     for i in range(30):
