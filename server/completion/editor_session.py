@@ -137,7 +137,7 @@ class Suggestion:
         self.suggestion_id, self.typed, self.continued = suggestion_id, typed, continued
         self.text, self.reason = "", None
         self._run = run
-        self._cutter = None if rules is None else TextCutter(rules)
+        self._cutter = TextCutter(rules)
 
     @property
     def finished(self) -> Finished | None:
@@ -153,19 +153,19 @@ class Suggestion:
         read = 0
         while True:
             rest = self._run.text[self.typed :]
-            cut = None if self._cutter is None else self._cutter.feed(rest[read:])
+            cut = self._cutter.feed(rest[read:])
             read = len(rest)
             if cut is not None:
                 if piece := self._give(rest, cut.place):
                     yield piece
                 self._run.cut(self.typed + cut.place, cut.reason, self.typed)
                 break
-            if piece := self._give(rest, read if self._cutter is None else self._cutter.safe):
+            if piece := self._give(rest, self._cutter.safe):
                 yield piece
             if self._run.ended:
                 if self._run.error is not None:
                     raise self._run.error
-                last = None if self._cutter is None else self._cutter.end()
+                last = self._cutter.end()
                 if piece := self._give(rest, read if last is None else last.place):
                     yield piece
                 break
