@@ -85,6 +85,7 @@ class PairedRun:
         return f"the verdict is certain: {kind}" if kind in _DECIDED and not is_open else ""
 
     async def _take(self, turn: Batch, *, warm_up: bool = False) -> None:
+        """Send a turn's requests to both arms, and write their records. Raises as `run`."""
         seen: list[dict[str, Seen]] = [{}, {}]
         for arm in (turn.first, 1 - turn.first):
             seen[arm] = await self._play(arm, turn)
@@ -95,7 +96,14 @@ class PairedRun:
                 records.append(
                     record_of(found[ask.name], choice, self._clock, scheduled=scheduled, by_ids=self._by_ids)
                 )
-        self._keep(records)
+        self._folder.write(records)
+        self.progress.add(records)
+        self._watch(self.progress)
+        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
+        if self._silent >= _PATIENCE:
+            raise ExperimentError(
+                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder.path}"
+            )
 
     async def _play(self, arm: int, turn: Batch) -> dict[str, Seen]:
         """Send a turn's requests to an arm; returns their outcome by pair."""
@@ -107,21 +115,6 @@ class PairedRun:
         else:
             await run.in_turns((ask for _, ask in asks), load.concurrency, len(asks), None)
         return {seen.name: seen for seen in run.records}
-
-    def _keep(self, records: Sequence[Record]) -> None:
-        """Write the records of a turn.
-
-        Raises:
-            ExperimentError: they cannot be written, or the servers no longer answer.
-        """
-        self._folder.write(records)
-        self.progress.add(records)
-        self._watch(self.progress)
-        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
-        if self._silent >= _PATIENCE:
-            raise ExperimentError(
-                f"the servers no longer answer ({records[-1].error}); the same command resumes {self._folder.path}"
-            )
 
 
 def _measured_s(records: Sequence[Record]) -> float:
