@@ -172,12 +172,15 @@ class OpenDocument:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start = self.place(change.range.start)
                 end = max(start, self.place(change.range.end))
-                self._replace(start, end, change.text)
+                self._content.replace(start, end, change.text)
+                self.touched = start + len(change.text)
+                edit = pb.TextEdit(start=start, end=end, text=self.text[start : self.touched])
+                self._log.append((self.revision, edit))
             else:
                 self._content = SyncedText(change.text, self._unit)
                 self._log.clear()
-                self.revision = next(_REVISIONS)
                 self.touched = min(self.touched, len(self.text))
+            self.revision = next(_REVISIONS)
         self.use()
 
     def edits_since(self, revision: int | None) -> Sequence[pb.TextEdit] | None:
@@ -213,13 +216,6 @@ class OpenDocument:
         if end < len(self.text):
             end = self.text.rfind("\n", start, end) + 1 or end
         return self.text[start:end]
-
-    def _replace(self, start: int, end: int, text: str) -> None:
-        self._content.replace(start, end, text)
-        edit = pb.TextEdit(start=start, end=end, text=self.text[start : start + len(text)])
-        self._log.append((self.revision, edit))
-        self.revision = next(_REVISIONS)
-        self.touched = start + len(text)
 
 
 class Project:
