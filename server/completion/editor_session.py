@@ -241,8 +241,7 @@ class EditorSession:
             rules = gap_rules(gap, options) if typed else None
             return Suggestion(suggestion_id, run, len(typed), rules, continued=True)
         self.stop()
-        draft = self._draft(gap)
-        request = await self._maker.make(gap, options, suggestion_id, draft)
+        request = await self._maker.make(gap, options, suggestion_id, self._draft(gap))
         check(request)
         self._run = GenerationRun(gap, options, self._admit(current_caller(), request, supersedes_key))
         return Suggestion(suggestion_id, self._run, 0, None, continued=False)
@@ -300,9 +299,6 @@ class SessionTable:
         """admit: as in `EditorSession`."""
         self._maker, self._admit = maker, admit
         self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._sessions)
 
     def open(self, owner: str, session_id: str) -> EditorSession:
         """A session for a new stream. If the editor has reconnected, the former session of the same id and owner is

@@ -53,7 +53,7 @@ def test_sessions_are_bounded_by_number(monkeypatch: pytest.MonkeyPatch) -> None
     first = sessions.open(ME, "0")
     for i in range(1, 4):
         sessions.open(ME, f"{i}")
-    assert len(sessions) == 3
+    assert len(sessions._sessions) == 3
     first.keep("a", TextDocument("text", 1))
     assert sessions.open(ME, "0").documents == {}  # the session is evicted with its documents
 
@@ -65,7 +65,7 @@ def test_sessions_are_bounded_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
         session = sessions.open(ME, f"{i}")
         session.keep("a", TextDocument("x" * 40, 1))
         sessions.used(ME, session)
-    assert len(sessions) == 2
+    assert len(sessions._sessions) == 2
 
 
 async def test_a_reconnected_client_finds_its_documents_and_ends_the_old_stream() -> None:
