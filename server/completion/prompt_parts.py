@@ -150,6 +150,9 @@ def line_breaks(text: str, *, before: bool = False) -> list[LineBreak]:
 
 
 LONGEST_HEALING_PREFIX = 24  # characters; a longer word is hardly one token, and repeating it takes time
+_LETTERS, _MARK = r"[^\W\d_]+", r"(?:[^\w\s]|_)"
+# From the end of a text backwards. A mark behind a space or another mark belongs to the word before.
+_LAST_WORD = re.compile(rf"{_LETTERS}(?:[^\S\r\n]|{_MARK}(?! |{_MARK}))?|\d+ ?|{_MARK}+ ?|\s+")
 
 
 def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
@@ -161,40 +164,17 @@ def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> 
 
     breaks_before: line breaks belong to the white space after them. digits_alone: each digit is a token.
     """
-    if not text:
+    found = _LAST_WORD.match(text[: -2 * LONGEST_HEALING_PREFIX - 1 : -1])
+    if found is None:  # the text is empty
         return ""
-    kind = _character_kind(text[-1])
-    start = len(text)
-    while start and _character_kind(text[start - 1]) == kind:
-        start -= 1
-    if kind == "space":
-        if not text.endswith("\n"):
-            return text[-1]
-        return text[start:] if breaks_before and len(text) - start <= LONGEST_HEALING_PREFIX else ""
-    if kind == "digit" and digits_alone:
+    word = found[0][::-1]
+    if word.isspace() and not word.endswith("\n"):
+        return word[-1]
+    if (word.isspace() and not breaks_before) or (word[-1].isdigit() and digits_alone):
         return ""
-    before = text[start - 1 : start]
-    if before == " " or (before and kind == "letter" and before.isspace() and before not in "\r\n"):
-        start -= 1
-    elif kind == "letter" and _character_kind(before) == "mark":
-        further = text[start - 2 : start - 1] if start > 1 else ""
-        if further != " " and _character_kind(further) != "mark":  # else the mark belongs to the word before
-            start -= 1
-    word = text[start:]
     if len(word) > LONGEST_HEALING_PREFIX:
         return ""
-    return word if word.isascii() else word[-1]
-
-
-def _character_kind(char: str) -> str:
-    """letter, digit, space or mark; empty for no character."""
-    if not char:
-        return ""
-    if char.isalpha():
-        return "letter"
-    if char.isdigit():
-        return "digit"
-    return "space" if char.isspace() else "mark"
+    return word if word.isascii() or word.isspace() else word[-1]
 
 
 HEAD_LINES, HEAD_CHARACTERS = 16, 1024
