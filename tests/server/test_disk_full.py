@@ -159,7 +159,7 @@ def failing_at(name: str) -> Any:
 
 def held() -> tuple[set[threading.Thread], set[str]]:
     """Threads of records, and open files."""
-    threads = {thread for thread in threading.enumerate() if thread.name == "experiment-records"}
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("experiment-records")}
     return threads, {file.path for file in psutil.Process().open_files() if "/disk/" in file.path}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from server.errors import RECORDS_FILE, FileErrors
@@ -83,38 +82,33 @@ class RecordSink:
         self._folder, self._writer, self._errors = folder, RecordWriter(folder), file_errors
         self.lost: Counter[str] = Counter()  # records that were not written, by arm
         self._failing = False
-        self._waiting: SimpleQueue[tuple[str, Callable[[], Record]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="experiment-records", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "experiment-records")
 
     def put(self, arm: str, make: Callable[[], Record]) -> None:
         """Write the record that ``make`` returns; does not block."""
-        self._waiting.put((arm, make))
+        self._thread.submit(self._write, arm, make)
 
     def close(self) -> None:
         """Write what is queued, sync, and end the thread. May block on the disk."""
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            arm, make = item
-            try:
-                self._writer.write(make())
-            except OSError as error:
-                self.lost[arm] += 1
-                self._failed(error)
-            except Exception:
-                self.lost[arm] += 1
-                _LOG.exception("an experiment's record was not written")
-            else:
-                if self._failing:
-                    _LOG.info("%s: records are written again", self._folder)
-                self._failing = False
+        self._thread.shutdown()
         try:
             self._writer.close()
         except OSError as error:
             self._failed(error)
+
+    def _write(self, arm: str, make: Callable[[], Record]) -> None:
+        try:
+            self._writer.write(make())
+        except OSError as error:
+            self.lost[arm] += 1
+            self._failed(error)
+        except Exception:
+            self.lost[arm] += 1
+            _LOG.exception("an experiment's record was not written")
+        else:
+            if self._failing:
+                _LOG.info("%s: records are written again", self._folder)
+            self._failing = False
 
     def _failed(self, error: OSError) -> None:
         self._errors[RECORDS_FILE] += 1

@@ -97,7 +97,7 @@ class RunningExperiment:
         self._timer: asyncio.TimerHandle | None = None
         self._switch: EngineSwitch | None = None
         self._chooser = self._make_chooser()
-        self._sink = RecordSink(folder, file_errors)  # last: it starts a thread
+        self._sink = RecordSink(folder, file_errors)  # last: it opens a file
 
     @property
     def records(self) -> dict[str, int]:
