@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -235,15 +235,12 @@ class EditPrompt:
             stop=(*base.stopping.stop, *filter(None, (form.stop, self.tail))),
             stop_token_ids=(*base.stopping.stop_token_ids, *stop_ids),
         )
-        if ttft is None:
-            packed, omitted = self._pack(budget, owner), None
-        else:
-            packed = ttft.choose(lambda within: self._pack(within, owner), budget)
-            omitted = packed.omitted
+        pack = partial(self._pack, owner=owner)
+        packed = pack(budget) if ttft is None else ttft.choose(pack, budget)
         return replace(
             base,
             prompt_ids=packed.ids,
-            omitted=omitted,
+            omitted=None if ttft is None else packed.omitted,
             stopping=stopping,
             prediction_ids=tuple(expected),
         )
