@@ -51,7 +51,7 @@ def harrell_davis(ordered: Floats, shares: Floats, p: float) -> Floats:
     spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)
     low, high = max(0.0, p - spread), min(1.0, p + spread)
     grid = np.linspace(low, high, _GRID)
-    weights: Floats = stats.beta.cdf(grid, (n + 1) * p, (n + 1) * (1 - p))
+    weights: Floats = special.betainc((n + 1) * p, (n + 1) * (1 - p), grid)
     weights[0], weights[-1] = 0.0, 1.0
     # Only columns that have weight in some draw are looked at.
     first = bisect_right(range(n), low, key=lambda i: shares[:, i].max())
