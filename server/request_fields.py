@@ -101,14 +101,14 @@ def schemas(table: Iterable[Field]) -> dict[str, Schema]:
     return {each.name: each.schema for each in table}
 
 
-def param_field(record: type[Any], parameter: str, name: str = "", default: Any = None) -> Field:
+def param_field(record: type, parameter: str, name: str = "", default: Any = None) -> Field:
     """A parameter of ``record`` as a field, with a dialect's ``name`` and ``default`` if it has its own."""
     (each,) = (each for each in params_of(record) if each.name == parameter)
     group = f"{GROUPS[record]}." if record in GROUPS else ""
     return Field(name or each.json_name or parameter, each.schema(default), _reader(each), group + parameter, default)
 
 
-def param_fields(record: type[Any], *left_out: str) -> Table:
+def param_fields(record: type, *left_out: str) -> Table:
     """The parameters of ``record`` that JSON bodies have, but for those ``left_out``."""
     return tuple(
         param_field(record, each.name)
@@ -226,7 +226,7 @@ def read_record(body: Body, name: str, record: type[Record], table: Table) -> Re
     return record(**read_request(given, table).engine)
 
 
-def record_field(name: str, record: type[Any], doc: str) -> Field:
+def record_field(name: str, record: type, doc: str) -> Field:
     """A field of `Request` that is a record of its own."""
     table = param_fields(record)
     schema = _described(with_fields(schemas(table)), doc)
