@@ -299,7 +299,7 @@ class Experiments:
         try:
             state = StoredState(state="running", at=now_text(), records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
-        except BaseException:  # leave no thread and no descriptor
+        except BaseException:  # close its record file
             running.abandon()
             await asyncio.to_thread(running.flush)
             raise

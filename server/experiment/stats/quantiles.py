@@ -45,7 +45,7 @@ def harrell_davis(ordered: Floats, shares: Floats, p: float) -> Floats:
     Differences of two such quantiles vary less than those of single order statistics where the arms go together, and
     ties do no harm to their bootstrap (Wilcox & Erceg-Hurn, J. Appl. Stat. 2012).
 
-    ordered: values [n], ascending, n >= 1. shares: as of `cumulated_shares`.
+    ordered: values [n], ascending, n >= 1. shares: [draws, n], as `cumulated_shares` returns them.
     """
     n = len(ordered)
     spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)

@@ -242,11 +242,16 @@ async def test_recent_edits_are_few_and_short() -> None:
     assert desk.edits.history.recent() == recent  # typed and deleted: no edit
 
 
-async def test_bug_a_change_that_was_taken_back_asks_for_no_edit() -> None:
+@pytest.mark.parametrize("change", ["taken back", "too long"])
+async def test_bug_changes_without_an_edit_to_send_ask_for_none(change: str) -> None:
     desk = Desk()
-    desk.change(0, "again ")
-    desk.edits.apply(desk.document, [_deleted(6)])
-    assert await desk.ask(invoked=False) is None
+    if change == "taken back":
+        desk.change(0, "again ")
+        desk.edits.apply(desk.document, [_deleted(6)])
+    else:
+        desk.change(0, "y" * EDIT_CHARACTERS)
+    async with asyncio.timeout(10):
+        assert await desk.ask(invoked=False) is None
     assert desk.server.asked == []
 
 
