@@ -164,6 +164,7 @@ def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> 
 
     breaks_before: line breaks belong to the white space after them. digits_alone: each digit is a token.
     """
+    # Reversed, and no more of it than shows that a word is too long
     found = _LAST_WORD.match(text[: -2 * LONGEST_HEALING_PREFIX - 1 : -1])
     if found is None:  # the text is empty
         return ""
