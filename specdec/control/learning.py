@@ -196,7 +196,9 @@ class Estimates:
             prefilled = sum(pending) + work.prefilled
             # The rest of the propose stage is attributed to model-based drafters by their share of its time.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
-            self.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took)
+            costs = self.costs[name]
+            if not costs.observe(len(pending), work.levels, prefilled, work.ms, took):
+                costs.level.follow(before, self.verify.slowdown)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         trials: list[tuple[int, bool]] = []

@@ -293,3 +293,31 @@ def test_nodes_fill_the_rows_that_are_computed_anyway_and_no_larger_size() -> No
                        {"s": DraftWork(list(unlikely))})[1]
              for table in (verify, CostTable.from_dict(verify.as_dict() | {"sizes": ()}))]  # fmt: skip
     assert [plan.budget for plan in plans] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("levels", "pending", "prefilled"), [(0, 0, 0), (0, 0, 300), (1, 300, 0)], ids=["rests", "prefills", "reads first"]
+)
+def test_a_level_that_a_step_does_not_measure_follows_the_targets_speed(
+    levels: int, pending: int, prefilled: int
+) -> None:
+    """The machine becomes twice as fast. The price of a level falls with the target's, also while long prefill hides
+    what a level takes."""
+    controller = make_controller()
+    costs, one = controller.estimates.costs["m"], make_one(pending_prefill={"m": (pending, pending)})
+    before = costs.level.ms(1)
+    for _ in range(60):
+        proposed = [TokenTree(0)] if levels else [None]
+        step, plan = take_step(controller, [one], {"m": DraftWork(proposed, levels, 5.0, prefilled=prefilled)})
+        controller.observe(step, plan, outcome_of(plan, [[1]], ROW_MS / 2, 5.0))
+    assert controller.estimates.verify.ms(1) == pytest.approx(ROW_MS / 2, rel=0.05)
+    assert costs.level.ms(1) == pytest.approx(before / 2, rel=0.05)
+
+
+def test_steps_with_prompts_change_no_price_of_a_level() -> None:
+    """They measure the price of prompts alone."""
+    controller, one = make_controller(), make_one()
+    before = controller.estimates.costs["m"].level.ms(1)
+    for _ in range(30):
+        run_step(controller, [one], [TokenTree(0)], [[1]], 0.0, 100, ROW_MS * 300, decision="")
+    assert controller.estimates.costs["m"].level.ms(1) == before

@@ -122,8 +122,8 @@ class DraftCosts:
             return params.prefill_chunk
         return max(params.short_prefill, bisect_right(self.level.span(1, params.prefill_chunk - 1), ms))
 
-    def observe(self, batch: int, levels: int, prefilled: int, ms: float, with_overhead_ms: float) -> None:
-        """Update from a proposal for ``batch`` sequences.
+    def observe(self, batch: int, levels: int, prefilled: int, ms: float, with_overhead_ms: float) -> bool:
+        """Update from a proposal for ``batch`` sequences; returns whether it measured the price of a level.
 
         It computed ``prefilled`` tokens and grew ``levels`` levels in ``ms``; the propose stage took
         ``with_overhead_ms``.
@@ -141,6 +141,7 @@ class DraftCosts:
         if levels and ordinary:
             self.level.observe(rows, 0, ms / levels)
             self._new_tokens += params.average_weight * (max(1.0, prefilled / batch) - self._new_tokens)
+        return bool(levels and ordinary)
 
     def observe_agreement(self, held: int, levels: int) -> None:
         """Record that a tree held the target's choice in ``held`` of ``levels`` levels."""
