@@ -138,8 +138,11 @@ def adapter_base(folder: Path) -> str | None:
     Raises:
         ModelError: the adapter names none, or its weights are not in the one file that PEFT writes.
     """
-    path, weights = folder / "adapter_config.json", {file.name for file in folder.glob("*.safetensors")}
-    if not os.path.exists(path) or (not weights <= {_ADAPTER_WEIGHTS} and (folder / "config.json").exists()):
+    path = folder / "adapter_config.json"
+    if not os.path.exists(path):
+        return None
+    weights = {file.name for file in folder.glob("*.safetensors")}
+    if not weights <= {_ADAPTER_WEIGHTS} and (folder / "config.json").exists():
         return None
     if weights != {_ADAPTER_WEIGHTS}:
         found = ", ".join(sorted(weights - {_ADAPTER_WEIGHTS})) or "no weights"

@@ -246,6 +246,8 @@ def test_auto_selects_the_draft_for_the_base_of_an_adapter(tmp_path: Path) -> No
     base.write_text('{"base_model_name_or_path": "qwen2.5-coder-1.5b"}')
     assert with_named_draft(config).draft == "qwen2.5-coder-0.5b"
     base.write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(ModelError, match="no draft is known for xxx"):
+        with_named_draft(EngineConfig(target="x" * 300, draft="auto"))  # longer than a file's name
     with pytest.raises(ModelError, match="no draft is known for somebody/else; name a model"):
         with_named_draft(config)
 
