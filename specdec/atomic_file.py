@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,15 +11,16 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of the one at ``path``, with its owner and mode, once the block has written it; a new
-    one is its owner's only. If the block raises, nothing changes.
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A file that takes the place of the one at ``path``, with its owner and mode, once the block has written it. If
+    the block raises, nothing changes. mode: of a new one, less the umask; by default its owner's only.
 
     Raises:
         OSError: the file cannot be written.
     """
     path = Path(os.path.realpath(path))  # a link stays, and the file that it names changes
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

@@ -48,7 +48,7 @@ class ProfileCache:
         stored = {"version": _VERSION, "key": self._key, "digest": _digest(values), "values": values}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as file:
+            with replacing(self.path, 0o666) as file:  # users may share the cache folder
                 file.write(json.dumps(stored).encode())
         except OSError as error:
             logger.warning("%s: cannot be written (%s)", self.path, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_full_disk_leaves_the_values_as_they_were(
     ]
     assert kept.read() == {"a": 1}
     assert list(kept.path.parent.iterdir()) == [kept.path]
+
+
+def test_other_users_may_read_what_is_cached_as_far_as_the_umask_allows(tmp_path: Path) -> None:
+    kept = ProfileCache(tmp_path, "costs", ["weights"])
+    former = os.umask(0o027)
+    try:
+        kept.write({"a": 1})
+    finally:
+        os.umask(former)
+    assert kept.path.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 0, "key": "", "values": {}}', "[" * 100_000, "\xff"])
