@@ -241,7 +241,9 @@ class Trainer:
             "first": self.first,
         }  # fmt: skip
         try:
-            with replacing(self._path) as file:
+            for rest in self._path.parent.glob(f".{self._path.name}.*"):  # of a training that was killed as it wrote
+                rest.unlink()
+            with replacing(self._path, 0o666) as file:
                 torch.save(state, file)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
             raise TrainingError(

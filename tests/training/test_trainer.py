@@ -200,6 +200,25 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_disk_as_it_was(
     assert set(tmp_path.iterdir()) == before
 
 
+def test_bug_a_checkpoint_that_a_killed_training_left_unfinished_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*unused: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer = make_trainer(tmp_path)
+    trainer.save()
+    before = set(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", killed)
+        patch.setattr("os.unlink", killed)  # nothing runs after a kill
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save()
+    assert len(set(tmp_path.iterdir()) - before) == 1
+    make_trainer(tmp_path).save()
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_states_cut_anywhere_are_completed(tmp_path: Path) -> None:
     texts = permuting_texts(7, length=40)
     (tmp_path / "whole").mkdir()
