@@ -68,7 +68,7 @@ class DraftTask:
 class Drafter:
     """Proposes trees. A wrong, slow or broken drafter cannot change the output.
 
-    Required is `fill`, or `propose` for a drafter that drafts for several sequences together.
+    A drafter has a `fill`, or a `propose` of its own if it drafts for several sequences together.
     """
 
     name: str
