@@ -297,7 +297,7 @@ class Admission:
             InvalidRequestError: ``supersedes_key`` is too long, or the caller may not choose the experiment arm that it
                 asks for.
             RateLimitedError: the key has used up a limit.
-            QueueFullError: too many prompt tokens wait, or too many requests that the engine does not have.
+            QueueFullError: too many prompt tokens wait, or too many requests behind one that runs alone.
             LateError: it is not expected to meet its deadline.
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
@@ -323,7 +323,10 @@ class Admission:
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, later=later)
         self._check_room(own, here, now)
         self._check_time(own, here, now)
-        stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
+        try:
+            stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
+        except QueueFullError as error:  # behind a suspect; the client has no forecast
+            raise QueueFullError(error.limit, max(error.retry_after_s or 0.0, self.wait_s(here))) from None
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

@@ -333,10 +333,13 @@ async def test_the_queue_behind_a_request_that_runs_alone_is_bounded(monkeypatch
         with pytest.raises(EngineDeadError):
             await running
         await client.engine.wait_ready()
-        doors = Admission(client, ServerConfig())
+        now = 0.0
+        doors = Admission(client, ServerConfig(), lambda: now)
         streams = [doors.admit(ANYBODY, request) for request in (suspect, make_request("1"), make_request("2"))]
-        with pytest.raises(QueueFullError, match=r"queue is full \(2 requests\)"):
+        now = 20.0
+        with pytest.raises(QueueFullError, match=r"queue is full \(2 requests\)") as refused:
             doors.admit(ANYBODY, make_request("3"))
+        assert refused.value.retry_after_s == 20.0  # the longest wait so far
         for stream in streams:
             stream.close()
         assert doors.in_flight == 0
