@@ -163,9 +163,9 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
                 async with self._reads.place():
                     data = await context.read()
                     if data is grpc.aio.EOF:
-                        return await refuse(context, InvalidRequestError.of("message", "is missing"))
+                        raise InvalidRequestError.of("message", "is missing")
                     await body.reserve(len(data))
-            except BodiesFullError as error:
+            except (BodiesFullError, InvalidRequestError) as error:
                 return await refuse(context, error)
             request = await self._unpack(read, data)
             del data
