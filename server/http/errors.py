@@ -13,7 +13,7 @@ from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongErr
 
 
 class CallRefusedError(RequestError):
-    """The HTTP port refuses a call for what other callers cannot send, with a status and a reason of its own."""
+    """A refusal that only the HTTP port makes. Its status and reason are those of the place that raises it."""
 
     def __init__(self, status: int, reason: str, message: str, field: str | None = None) -> None:
         self.http_status, self.reason, self.field = status, reason, field
