@@ -110,7 +110,7 @@ async def parse_messages(call: Call) -> MessageAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(MESSAGE_FIELDS)
     if body.has("thread"):
-        # For this reason Anthropic's clients send the whole conversation next.
+        # Anthropic's clients know this reason, and then send the whole conversation.
         problem = "thread: nothing is kept on this server; send the whole conversation in messages"
         raise CallRefusedError(400, "THREAD_UNSUPPORTED_REQUEST", problem, "thread")
     tools = _read_tools(body, call.model.tokenizer.loaded)

@@ -16,7 +16,7 @@ import pytest
 from server.http import call as call_module
 from server.http import http_server
 from server.http.call import Call
-from server.http.errors import CallRefusedError, ClientGoneError
+from server.http.errors import CallRefusedError, ClientGoneError, refusal_of
 from server.http.http_server import HttpServer
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
@@ -217,15 +217,16 @@ async def test_a_body_that_stalls_or_whose_client_disconnects_is_dropped(monkeyp
     monkeypatch.setattr(call_module, "LINGER_S", 0.01)
     server = make_context(limit=10)
     piece = {"type": "http.request", "body": b"12345", "more_body": True}
-    for messages, error, message in (
-        ([piece], CallRefusedError, "within 0.01 s"),
-        ([piece, {"type": "http.disconnect"}], ClientGoneError, None),
-        ([piece] * 3, CallRefusedError, "exceeds 10 bytes"),
-        ([piece] * 3 + [{"type": "http.disconnect"}], ClientGoneError, None),
-    ):
+    for messages, message, status in (([piece], "within 0.01 s", 408), ([piece] * 3, "exceeds 10 bytes", 413)):
         call = Call({"headers": [], "query_string": b""}, receiving(*messages), ignored, server)
-        with pytest.raises(error, match=message):
+        with pytest.raises(CallRefusedError, match=message) as refused:
             await call.read()
+        refusal = refusal_of(refused.value, {})
+        assert (refusal.status, refusal.headers) == (status, ((b"connection", b"close"),))
+    for pieces in ([piece], [piece] * 3):
+        left = receiving(*pieces, {"type": "http.disconnect"})
+        with pytest.raises(ClientGoneError):
+            await Call({"headers": [], "query_string": b""}, left, ignored, server).read()
     fits = Call({"headers": []}, receiving(piece, piece | {"more_body": False}), ignored, server)
     await fits.read()
     assert (await _gone(fits)) is False
