@@ -145,7 +145,8 @@ class EngineChild:
             self._process.kill()
 
     async def ended(self, within_s: float = _LINGER_S) -> str:
-        """Wait until a process that closed its socket has ended; returns how it ended, and the tail of its output.
+        """Wait until a process that was asked to end, or closed its socket, has ended; returns how, and the tail of its
+        output.
 
         It is killed after ``within_s`` seconds, because two engines must never run at once. Cancelling the call kills
         it too, and waits until it is gone.
