@@ -180,6 +180,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)  # with the top ones
     finish: str = ""
+    drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
 
@@ -271,6 +272,7 @@ def _decode(engine: Engine, requests: Sequence[Request], conditions: BatchCondit
                 outcome.logprobs += [(entry.logprob, tuple(entry.top)) for entry in event.logprobs]
             else:
                 outcome.finish = str(event.reason)
+                outcome.drafted = event.stats.num_draft_tokens
                 outcome.accepted = event.stats.num_accepted_draft_tokens
                 outcome.preemptions = event.usage.preemptions
                 running[event.request_id] -= 1
