@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -44,11 +45,12 @@ class ResumableStream:
     Its events are those of an unbroken stream: one Started, every token and character once, one Finished per sample,
     whose statistics and timings cover only the last part.
 
-    A stream resumes only on a server with the same numeric fingerprint, and with the same seed. Its samples resume one
-    after the other, so that they need no more of the key's ``max_concurrent`` places than the unbroken stream. Each
-    resumes by a call of its own; the ids of the second and later ones end with ``~`` and the sample's index. If the
-    server still runs the broken call, ``~`` is appended to the id. Only the first call carries the ``supersedes_key``:
-    a later one could end a newer request that has it.
+    A stream resumes only on a server with the same numeric fingerprint, and with the same seed. Each sample resumes by
+    a call of its own; the ids of the second and later ones end with ``~`` and the sample's index. If the server still
+    runs the broken call, ``~`` is appended to the id. The calls run at once, so that a deadline or time limit leaves as
+    much time to each sample as in an unbroken stream. Those for which the key's ``max_concurrent`` leaves no place run
+    afterwards, one by one. Only the first call carries the ``supersedes_key``, because the calls would otherwise
+    supersede each other; if it is superseded, all end.
     """
 
     def __init__(self, connection: Connection, method: Method, message: Message, timeout_s: float | None) -> None:
@@ -87,14 +89,23 @@ class ResumableStream:
             await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
         received = (samples.get(index) or _Received(index) for index in range(n_samples))
         missing = [had for had in received if not had.finished]
-        for had in missing:
-            async with aclosing(self._rest(had, "" if had is missing[0] else f"~{had.index}", stopped)) as rest:
-                async for event in rest:
-                    yield event
+        suffixes = ["", *(f"~{had.index}" for had in missing[1:])]
+        beside = len(missing) > 1
+        calls = [self._rest(*each, stopped, beside=beside) for each in zip(missing, suffixes, strict=True)]
+        async with aclosing(_merged(calls)) as rest:
+            async for event in rest:
+                yield event
+        for had, suffix in zip(missing, suffixes, strict=True):
+            if not had.finished:
+                async with aclosing(self._rest(had, suffix, stopped)) as rest:
+                    async for event in rest:
+                        yield event
 
-    async def _rest(self, had: _Received, suffix: str, stopped: int) -> AsyncGenerator[Delta | Finished, None]:
+    async def _rest(
+        self, had: _Received, suffix: str, stopped: int, *, beside: bool = False
+    ) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
-        engines that stopped before."""
+        engines that stopped before. beside: other samples run, which may take all places of the key; then it ends."""
         retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
@@ -116,6 +127,8 @@ class ResumableStream:
                     error.engines_stopped -= stopped
                 cut, stopped = cut_of(error), error.engines_stopped
                 if cut is not None and had.finished:
+                    return
+                if beside and error.metadata.get("limit") == "max_concurrent":
                     return
                 attempt = 1 if progressed else attempt + 1
                 if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
@@ -178,3 +191,35 @@ class ResumableStream:
 def _first_of(retry: RetryPolicy) -> RetryPolicy:
     """``retry`` for the first of its tries in a row, before which none has failed."""
     return replace(retry, attempts=max(2, retry.attempts))
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[Delta | Finished, None]],
+) -> AsyncGenerator[Delta | Finished, None]:
+    """The events of several streams in order of arrival; raises the first error."""
+    queue: asyncio.Queue[Delta | Finished | Exception | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[Delta | Finished, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    queue.put_nowait(event)
+            queue.put_nowait(None)
+        except Exception as error:  # raised again by the reader
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(pumps)
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

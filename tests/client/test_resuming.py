@@ -140,6 +140,17 @@ async def test_several_samples_resume_independently() -> None:
     assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
+async def test_samples_resume_at_once_so_that_each_has_the_time_that_is_left() -> None:
+    class Slow(Script):
+        async def GenerateStream(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+            await asyncio.sleep(0.6 if self.asked else 0.0)
+            await super().GenerateStream(request, context)
+
+    async with talking(Slow([started(), BREAK], [started(), delta("x", 9), finished()])) as client:
+        events = await gather(client, sampling=SamplingParams(n=4, seed=5), timeout_s=2.0)
+    assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2, 3]
+
+
 async def test_calls_of_many_samples_do_not_interfere() -> None:
     def rest(request: pb.GenerateStreamRequest) -> list[Any]:
         if sum(resumed.request_id == request.request_id for resumed in script.asked) > 1:
