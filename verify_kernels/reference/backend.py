@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -112,12 +113,17 @@ def _product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
         return lambda x: block_linear(x[:, order], matrix)
     weight = unpack_linear(packed)
 
-    def product(row: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:
         if packed.kind == "int8":
-            row = rotate(fake_quantise(rotate(row)))
-        return torch.mv(weight, row)
+            x = _by_row(rotate, fake_quantise(_by_row(rotate, x)))
+        return _by_row(partial(torch.mv, weight), x)
 
-    return lambda x: torch.stack([product(row) for row in x])
+    return product
+
+
+def _by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``function`` of each row alone: torch may multiply several at once in another order."""
+    return torch.stack([function(row) for row in x])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
