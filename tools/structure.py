@@ -18,8 +18,8 @@ PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
 SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
-    "modules": 330,
-    "lines": 80_276,
+    "modules": 329,
+    "lines": 79_455,
     "largest": 700,
     "cycle": 0,
 }
