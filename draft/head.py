@@ -292,7 +292,7 @@ class HeadDrafter(ModelBasedDrafter):
         feeds = []
         for task, growth in zip(tasks, growths, strict=True):
             context = self._contexts[task.sequence]
-            if task.max_nodes > 0 < task.max_depth:
+            if task.max_nodes > 0 and task.max_depth > 0:
                 feeds += self._catch_up(task.sequence, context, growth)
             elif (rows := min(task.prefill, self._ready_rows(task.sequence, context), self._network.max_rows)) > 0:
                 feeds.append(_Feed(task.sequence, context, rows, None))
