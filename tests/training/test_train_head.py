@@ -150,7 +150,8 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     with pytest.raises(TrainingError, match="free some space"):
         write_head(tmp_path, head, np.arange(2), {"vocab_size": 2}, "")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())  # what was written does not keep the disk full
-    model = SimpleNamespace(save_pretrained=full, to=lambda *_: model, train=lambda: model)
+    config = SimpleNamespace(vocab_size=2)
+    model = SimpleNamespace(config=config, save_pretrained=full, to=lambda *_: model, train=lambda: model)
     with pytest.raises(TrainingError, match="free some space"):
         DraftModel(model, 0).write(tmp_path, None, "")  # type: ignore[arg-type]
 
