@@ -19,7 +19,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 329,
-    "lines": 79_455,
+    "lines": 79_454,
     "largest": 700,
     "cycle": 0,
 }

@@ -166,7 +166,8 @@ class Estimates:
     def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
         """Update costs from the times of the forward and of drafting.
 
-        Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them.
+        Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them. A level
+        that the step does not measure changes as the target's forward does.
         """
         params, before = self.params, self.verify.slowdown
         if not step.prefill_rows:
@@ -182,23 +183,21 @@ class Estimates:
             for name in self.costs
             if (work := step.drafted.get(name)) is not None and (work.levels or work.prefilled)
         }
-        for name, costs in self.costs.items():
-            if name not in worked:
-                costs.level.follow(before, self.verify.slowdown)
-        if not worked:
-            if lookups:
-                self.lookup_ms += params.average_weight * (left_ms / lookups - self.lookup_ms)
-            return
-        left_ms -= self.lookup_ms * lookups
+        if worked:
+            left_ms -= self.lookup_ms * lookups
+        elif lookups:
+            self.lookup_ms += params.average_weight * (left_ms / lookups - self.lookup_ms)
+        measured: set[str] = set()
         drafted_ms = sum(work.ms for work in worked.values())
         for name, work in worked.items():
             pending = [tokens for tokens, tree in zip(work.pending, work.trees, strict=True) if tree is not None]
             prefilled = sum(pending) + work.prefilled
             # The rest of the propose stage is attributed to model-based drafters by their share of its time.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
-            costs = self.costs[name]
-            if not costs.observe(len(pending), work.levels, prefilled, work.ms, took):
-                costs.level.follow(before, self.verify.slowdown)
+            if self.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took):
+                measured.add(name)
+        for name in self.costs.keys() - measured:
+            self.costs[name].level.follow(before, self.verify.slowdown)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         trials: list[tuple[int, bool]] = []
