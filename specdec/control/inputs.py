@@ -265,4 +265,4 @@ class Outcome:
     verify_ms: float
     """Milliseconds of the forward; 0: not measured."""
     draft_ms: float = 0.0
-    """Milliseconds of the whole propose stage."""
+    """Milliseconds of the propose stage, without the matches of lookup drafters."""

@@ -47,7 +47,11 @@ class Proposals:
     """The controller's decision."""
     control_ms: float = 0.0
     """Time of the controller."""
+    match_ms: float = 0.0
+    """Time in which lookup drafters read new text and looked for matches. No decision avoids it, so it is no price of
+    one."""
     predicted_draft_ms: float = 0.0
+    """`match_ms` and the expected time of the proposals."""
     late: bool = False
     """The decision was made before the controller learned from the previous step."""
     grammar_s: dict[Sequence, float] = field(default_factory=dict)
@@ -106,7 +110,9 @@ class Drafting:
         if rests and self._rest_match is Match.STRONG:  # there is no better one
             self._rested += 1
             return
+        began = self._clock()
         matches = self._match(entries)
+        out.match_ms = out.predicted_draft_ms = (self._clock() - began) * 1e3
         at = [i for i, entry in enumerate(entries) if entry.samples]
         sampling = [entries[i] for i in at]
         best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)

@@ -230,7 +230,7 @@ class Step:
     def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
         """Let the controller learn from a step, and trace it. A fault loses only that."""
         tokens = [delta.token_ids for _, delta in result.deltas]
-        draft_ms = result.draft_ms + self._learn_ms
+        draft_ms = result.draft_ms - proposals.match_ms + self._learn_ms
         times = result.times
         outcome = Outcome(tokens, times.rows, times.context, times.forward_ms, draft_ms)
         try:

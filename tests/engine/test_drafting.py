@@ -308,6 +308,25 @@ def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
     assert len(drafter.matched) < 60 / PARAMS.rest_steps + 3
 
 
+def test_reading_new_text_is_no_price_of_a_proposal() -> None:
+    """A long text that lookup drafters read once must not end their proposals."""
+    now = [0.0]
+
+    def read_text(tokens: int) -> Match:
+        now[0] += 1.0
+        return Match.STRONG
+
+    drafter, parts = Recorder("free", False), replace(tiny_parts(), clock=lambda: now[0])
+    drafter.match_at = read_text
+    engine = engine_with(drafter, parts=parts)
+    engine._speculation.drafting._clock = parts.clock
+    run_all(engine, [request("r", AUTO)])
+    assert len(drafting_tasks(drafter)) > 3
+    assert engine._speculation.controller.estimates.lookup_ms == 0.0
+    first = next(step for step in engine.trace(99) if step.drafters)
+    assert (first.predicted_draft_ms, first.realised_draft_ms) == (1000.0, 1000.0)
+
+
 def test_drafts_return_after_a_fault_of_their_stage() -> None:
     drafter = Recorder("free", False)
     engine = engine_with(drafter)
@@ -362,6 +381,7 @@ def test_the_trace_predicts_the_reading_of_texts_and_lookups() -> None:
     def predicted(*drafters: Recorder) -> float:
         engine = engine_with(*drafters, level_ms=2.0)
         engine._speculation.controller.estimates.lookup_ms = 0.5
+        engine._speculation.drafting._clock = lambda: 0.0  # looking for matches takes no time
         run_all(engine, [request("r", ON, tokens=4)])
         return next(step.predicted_draft_ms for step in engine.trace(9) if step.drafters)
 
