@@ -186,7 +186,10 @@ class Estimates:
         if worked:
             left_ms -= self.lookup_ms * lookups
         elif lookups:
-            self.lookup_ms += params.average_weight * (left_ms / lookups - self.lookup_ms)
+            each_ms = left_ms / lookups
+            if self.lookup_ms:  # a far longer time is another process on the machine
+                each_ms = min(each_ms, params.max_lookup_surprise * self.lookup_ms)
+            self.lookup_ms += params.average_weight * (each_ms - self.lookup_ms)
         measured: set[str] = set()
         drafted_ms = sum(work.ms for work in worked.values())
         for name, work in worked.items():

@@ -174,6 +174,21 @@ def test_the_time_to_run_lookup_drafters_counts(draft_ms: float, least: int, mos
     assert least <= times <= most
 
 
+def test_another_process_in_one_proposal_does_not_end_lookups() -> None:
+    """A time that lasts is learned all the same."""
+    controller, one = lookup_controller(), make_one(forced=True)
+
+    def propose(draft_ms: float, times: int) -> float:
+        for _ in range(times):
+            step, plan = take_step(controller, [one], {"s": lookup_work([one], 0.9)})
+            controller.observe(step, plan, outcome_of(plan, [[1, 2, 9]], draft_ms=draft_ms))
+        return controller.estimates.lookup_ms
+
+    usual = propose(0.2, 50)
+    assert propose(60.0, 1) < 1.5 * usual
+    assert propose(60.0, 50) > 50.0
+
+
 @pytest.mark.parametrize(("wish", "decision"), [({"forced": True}, "free"), ({"first": True}, "free"), ({}, "off")])
 def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: dict[str, bool], decision: str) -> None:
     controller, one = lookup_controller(), make_one(**wish)
