@@ -16,7 +16,7 @@ from bench.engine_session import SEED, check_room
 from bench.machine import engine_facts
 from bench.serve.schedule import recorded
 from bench.workloads.prompts import tokenised
-from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
+from bench.workloads.workload import Workload, WorkloadUnavailableError, uncounted
 from draft.head_checkpoint import is_head, parse_head_config
 from specdec.config import EngineConfig
 from specdec.control.estimates.costs import CostTable
@@ -26,6 +26,7 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.figures import rounded
+from specdec.load.request import LoadRequest
 from specdec.load.trace_file import read_trace_lines
 from specdec.models.checkpoint import read_json
 from specdec.models.memory import measure_model
@@ -110,7 +111,7 @@ def file_prompts(file: Path, tokenizer: Tokenizer, count: int, max_tokens: int |
     Raises:
         BenchError: the file cannot be read, or a line cannot be used; names it.
     """
-    found: list[BenchPrompt] = []
+    found: list[LoadRequest] = []
     try:
         for place, line in read_trace_lines(file)[: count + 1]:
             if line.prompt_blocks is not None:

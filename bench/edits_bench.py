@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from bench.engine_bench import BenchError, Say
 from bench.local_server import LocalServer
 from bench.machine import host_facts
 from bench.peers.engines import MAKERS, find_model
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerError, PeersPlan
 from bench.peers.peer_process import HttpPeer
 from bench.peers.peers_report import PeersRun
 from bench.peers.peers_session import PeersBench
 from bench.workloads import EDIT_ROADS
 from bench.workloads.next_edit import EditPrompts, NextEdit, apply_edits, next_edits, workload_folder
+from bench.workloads.workload import uncounted
 from server.completion.documents import TextEdit
 from specdec.api.params import fill_params
 from specdec.api.v1 import completion_pb2 as pb
@@ -126,22 +128,17 @@ class EditsBench:
 
     async def road(self, peers: Seq[HttpPeer], forms: Seq[str]) -> dict[str, Any]:
         """Figures of each of ``peers``, which get the prompts in ``forms`` in turn; raises as `run`."""
-        prompts = [self._prompt(edit, form) for edit, form in zip(self._edits, cycle(forms), strict=False)]
-        prompts[0] = prompts[0]._replace(counted=False)
-        run = PeersRun(arms=[peer.arm for peer in peers])
-        await PeersBench(peers, self._say, reads_ahead=True).run(prompts, run)
+        asks = [self._ask(edit, form) for edit, form in zip(self._edits, cycle(forms), strict=False)]
+        run = PeersRun(arms=[peer.arm for peer in peers], prompts={"edits": [*uncounted(asks[:1]), *asks[1:]]})
+        await PeersBench(peers, self._say, reads_ahead=True).run(run)
         problems = [*(f"{arm}: {reason}" for arm, reason in run.missing.items()), *run.faults()]
         if problems:
             raise BenchError("; ".join(problems))
         return {peer.arm.name: self._figures(peer, run) for peer in peers}
 
-    def _prompt(self, edit: NextEdit, form: str) -> PeerPrompt:
-        request = self._prompts.request(edit, form)
-        stopping = request.stopping
-        assert stopping.max_tokens is not None  # it follows from the window's length
-        ids = request.prompt_ids + self._prompts.head(edit, form)
-        ask = LoadRequest(edit.name, stopping.max_tokens, ids=ids, stop=stopping.stop, stop_ids=stopping.stop_token_ids)
-        return PeerPrompt(form, ask)
+    def _ask(self, edit: NextEdit, form: str) -> LoadRequest:
+        ask = self._prompts.ask(edit, form)
+        return replace(ask, ids=ask.ids + self._prompts.head(edit, form))
 
     def _figures(self, peer: HttpPeer, run: PeersRun) -> dict[str, Any]:
         """Of one arm. First edits and right lines only of PredictEdit, which returns edits."""

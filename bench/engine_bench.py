@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting
-from bench.workloads.workload import BenchPrompt, Workload
+from bench.workloads.workload import Workload
 from specdec.core.kv_cache import common_length
 from specdec.core.types import (
     Delta,
@@ -28,6 +28,7 @@ from specdec.core.types import (
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.load.figures import rounded
+from specdec.load.request import LoadRequest
 
 
 class BenchError(SpecdecError):
@@ -128,7 +129,7 @@ class EngineRunner:
         self._engine, self._sampling, self._clock = engine, sampling, clock
         self._serial = itertools.count()
 
-    def start(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> InterleavedRun:
+    def start(self, group: Seq[LoadRequest], arm: Setting, salt: str, at_once: int | None = None) -> InterleavedRun:
         """A run of ``group``, ready for its first step.
 
         at_once: concurrent prompts; None: all. salt: separates the prefix cache and draft texts from other runs. The
@@ -156,15 +157,15 @@ class EngineRunner:
         while self._engine.has_work():
             self._engine.step()
 
-    def _request(self, prompt: BenchPrompt, arm: Setting, salt: str) -> Request:
+    def _request(self, prompt: LoadRequest, arm: Setting, salt: str) -> Request:
         return Request(
             f"bench-{next(self._serial)}",
-            prompt.prompt_ids,
+            prompt.ids,
             self._sampling,
             prompt.stopping,
             speculation=arm.speculation,
             cache_salt=salt,
-            prediction_ids=prompt.prediction_ids,
+            prediction_ids=prompt.prediction if isinstance(prompt.prediction, tuple) else (),
             session=f"{salt}/{prompt.session}" if prompt.session else "",
         )
 
@@ -297,7 +298,7 @@ class EngineBench:
             else:
                 self._say(f"{workload.name}: warming up with {group[0].name}")
 
-    def _group(self, workload: Workload, group: Seq[BenchPrompt]) -> dict[str, GroupRun]:
+    def _group(self, workload: Workload, group: Seq[LoadRequest]) -> dict[str, GroupRun]:
         runs = {
             arm.name: runner.start(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
             for arm, runner in self._runners.items()

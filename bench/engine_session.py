@@ -15,10 +15,11 @@ from bench.engine_bench import BenchError, EngineBench, EngineRunner, Say, Workl
 from bench.engine_runs import AUTO, OFF, Setting
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
-from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
-from specdec.core.types import DrafterStats, SamplingParams, StoppingParams
+from bench.workloads.workload import Workload, WorkloadUnavailableError, long_text
+from specdec.core.types import DrafterStats, SamplingParams
 from specdec.engine.engine import Engine, EngineParts
 from specdec.load.figures import FigureTable, in_cell, rounded
+from specdec.load.request import LoadRequest
 from verify_kernels.forward_batch import PAGE_SIZE
 
 OFF_COST_REQUESTS = 8
@@ -36,12 +37,12 @@ def off_cost(loaded: Engine, parts: EngineParts) -> dict[str, float]:
     config = parts.config.model_copy(update={"speculation": speculation})
     bare = Engine(dataclasses.replace(parts, drafters=(), config=config, trace_steps=0))
     runners = [EngineRunner(engine, SamplingParams(temperature=0.0)) for engine in (loaded, bare)]
-    stopping = StoppingParams(max_tokens=OFF_COST_TOKENS, ignore_eos=True)
     tokens = parts.tokenizer.encode(long_text())
     answers: list[list[list[float]]] = []  # per answer, the milliseconds of the steps of both engines
     for number in range(OFF_COST_REQUESTS + 1):
         start = number * OFF_COST_PROMPT % max(1, len(tokens) - OFF_COST_PROMPT)
-        prompt = BenchPrompt(f"off-cost-{number}", tuple(tokens[start : start + OFF_COST_PROMPT]), stopping)
+        ids = tuple(tokens[start : start + OFF_COST_PROMPT])
+        prompt = LoadRequest(f"off-cost-{number}", OFF_COST_TOKENS, ids=ids, fixed=True)
         runs = [runner.start([prompt], OFF, f"off-cost/{place}") for place, runner in enumerate(runners)]
         run_interleaved(runs)
         answers.append([run.steps_ms[1 - OFF_COST_TOKENS :] for run in runs])
@@ -164,17 +165,13 @@ def check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
     room = parts.kv.n_total * PAGE_SIZE
     for workload in workloads:
         for group in workload.groups:
-            needed = arms * sum(map(_tokens, group))
+            # Each holds the whole text and a tree at its end.
+            needed = arms * sum(len(prompt.ids) + prompt.max_tokens + PAGE_SIZE for prompt in group)
             if needed > room:
                 raise BenchError(
                     f"{workload.name}: {arms} arms need {needed} tokens of KV cache, which holds {room}; "
                     "raise engine.kv_tokens, or compare fewer settings"
                 )
-
-
-def _tokens(prompt: BenchPrompt) -> int:
-    """Tokens of the whole text and a tree at its end."""
-    return len(prompt.prompt_ids) + (prompt.stopping.max_tokens or 0) + PAGE_SIZE
 
 
 def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, say: Say) -> Seq[Workload]:

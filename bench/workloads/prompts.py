@@ -6,13 +6,13 @@ import ast
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
 
-from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError, source_of
+from bench.workloads.workload import WorkloadUnavailableError, source_of
 from specdec.client.prompt import ChatTurn, Fim
-from specdec.core.types import StoppingParams
 from specdec.load.request import LoadRequest
 from specdec.models.fim import FimTokens
 from specdec.models.tokenizer import Tokenizer
@@ -152,8 +152,8 @@ def fim(max_tokens: int | None = None) -> Iterator[LoadRequest]:
     """`HOLES` + 1 holes per file. Each file is a session; its first hole warms the session up."""
     for place in FILES:
         source = source_of(place)
-        for hole in find_holes(source, HOLES + 1):
-            yield _gap("fim", place, source, hole, 0.0, max_tokens)
+        for number, hole in enumerate(find_holes(source, HOLES + 1)):
+            yield _gap("fim", place, source, hole, 0.0, max_tokens, counted=number > 0)
 
 
 def typing(max_tokens: int | None = None) -> Iterator[LoadRequest]:
@@ -163,10 +163,12 @@ def typing(max_tokens: int | None = None) -> Iterator[LoadRequest]:
         source = source_of(place)
         for hole in find_holes(source, HOLES):
             for typed in TYPED:
-                yield _gap("typing", place, source, hole, typed, max_tokens)
+                yield _gap("typing", place, source, hole, typed, max_tokens, counted=typed > 0)
 
 
-def _gap(kind: str, place: str, source: str, hole: Hole, typed: float, max_tokens: int | None) -> LoadRequest:
+def _gap(
+    kind: str, place: str, source: str, hole: Hole, typed: float, max_tokens: int | None, *, counted: bool
+) -> LoadRequest:
     """The request for a hole of which the share ``typed`` is there. The cursor is behind the indentation of the first
     missing line and the typed text."""
     lines = source.splitlines(keepends=True)
@@ -177,7 +179,8 @@ def _gap(kind: str, place: str, source: str, hole: Hole, typed: float, max_token
     name = f"{kind}/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
     name += f"+{typed:.0%}" if kind == "typing" else ""
     gap = Fim(prefix[-PREFIX_CHARACTERS:], suffix[:SUFFIX_CHARACTERS])
-    return LoadRequest(name, max_tokens or FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=place)
+    limit = max_tokens or FIM_MAX_TOKENS
+    return LoadRequest(name, limit, gap=gap, stop=("\n\n",), session=place, counted=counted)
 
 
 class Hole(NamedTuple):
@@ -249,8 +252,8 @@ KINDS: dict[str, Callable[[int | None], Iterator[LoadRequest]]] = {
 """By kind: its requests, with their own limit of tokens or the given one."""
 
 
-def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
-    """A request as the token ids of one model.
+def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> LoadRequest:
+    """The request with its prompt and its prediction as token ids of one model.
 
     Raises:
         WorkloadUnavailableError: the model has no chat template, or no fill-in-the-middle tokens.
@@ -269,8 +272,9 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> BenchPrompt:
     prediction = request.prediction
     if isinstance(prediction, str):
         prediction = tuple(tokenizer.encode(prediction, add_special=False)) if prediction else ()
-    stopping = StoppingParams(max_tokens=request.max_tokens, stop=request.stop, stop_token_ids=ends + request.stop_ids)
-    return BenchPrompt(request.name, tuple(ids), stopping, prediction, request.session)
+    return replace(
+        request, text="", chat=(), gap=None, ids=tuple(ids), prediction=prediction, stop_ids=ends + request.stop_ids
+    )
 
 
 def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:

@@ -9,32 +9,20 @@ import inspect
 import json.decoder
 import textwrap
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 
-from specdec.core.types import StoppingParams
 from specdec.errors import SpecdecError
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPrompt:
-    """A request as token ids."""
-
-    name: str
-    prompt_ids: tuple[int, ...]
-    stopping: StoppingParams = field(default_factory=StoppingParams)
-    prediction_ids: tuple[int, ...] = ()
-    session: str = ""  # the editor session; empty: none
-    counted: bool = True  # False: a warm-up of the engine or the session
+from specdec.load.request import LoadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Groups of prompts that run one group after the other. No prompt occurs twice: an engine that keeps its texts
-    would have the second answer as a draft."""
+    """Groups of requests with token ids, one group after the other. No prompt occurs twice: an engine that keeps its
+    texts would have the second answer as a draft."""
 
     name: str
-    groups: tuple[tuple[BenchPrompt, ...], ...]
+    groups: tuple[tuple[LoadRequest, ...], ...]
     at_once: int | None = None  # concurrent prompts of a group; None: all of it
 
     @property
@@ -46,15 +34,12 @@ class Workload:
         return sum(group[0].counted for group in self.groups)
 
 
-def uncounted(prompts: Seq[BenchPrompt], max_tokens: int | None = None) -> list[BenchPrompt]:
+def uncounted(prompts: Seq[LoadRequest], max_tokens: int | None = None) -> list[LoadRequest]:
     """The prompts as warm-ups, with at most ``max_tokens`` tokens of output each."""
-    shorter = []
-    for prompt in prompts:
-        stopping = prompt.stopping
-        if max_tokens is not None:
-            stopping = dataclasses.replace(stopping, max_tokens=min(max_tokens, stopping.max_tokens or max_tokens))
-        shorter.append(dataclasses.replace(prompt, stopping=stopping, counted=False))
-    return shorter
+    return [
+        dataclasses.replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens or prompt.max_tokens), counted=False)
+        for prompt in prompts
+    ]
 
 
 class WorkloadUnavailableError(SpecdecError):

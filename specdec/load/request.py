@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 from specdec.client.prompt import ChatTurn, Fim
-from specdec.core.types import SamplingParams
+from specdec.core.types import SamplingParams, StoppingParams
 from specdec.errors import ConfigError, SpecdecError
 
 
@@ -21,7 +21,8 @@ class LoadRequest:
     target's tokens, which only gRPC takes. ``session``: the editor or conversation, "" for none; only over gRPC.
     ``salt``: servers that support it share caches and draft texts only between equal ones. ``fixed``: the answer has
     ``max_tokens`` tokens, wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed``
-    None: the server's. ``model``: one of several that the server has; empty: the endpoint's.
+    None: the server's. ``model``: one of several that the server has; empty: the endpoint's. ``counted``: False for a
+    warm-up, which benchmarks of engines leave out of their figures.
     """
 
     name: str
@@ -39,6 +40,13 @@ class LoadRequest:
     seed: int | None = None
     sampling: SamplingParams | None = None
     model: str = ""
+    counted: bool = True
+
+    @property
+    def stopping(self) -> StoppingParams:
+        return StoppingParams(
+            max_tokens=self.max_tokens, stop=self.stop, stop_token_ids=self.stop_ids, ignore_eos=self.fixed
+        )
 
     def of_fixed_length(self) -> LoadRequest:
         """The same, and every answer as long as the other."""

@@ -200,9 +200,11 @@ def test_a_bad_line_is_named(
 
 def test_captured_prompts_keep_their_tokens(loaded: tuple[EngineParts, list[Candidate]], tmp_path: Path) -> None:
     lines = [{"offset_s": 1.7e9, "prompt_ids": [5, 6]}, {"offset_s": 1.8e9, "prompt_ids": [7], "prediction_ids": [8]}]
+    lines[1] |= {"fixed": True, "stop": ["x"]}
     (first,), (second,) = file_prompts(prompts(tmp_path, *lines), loaded[0].tokenizer, 8, 9).groups
-    assert (first.prompt_ids, first.counted) == ((5, 6), False)
-    assert (second.prompt_ids, second.prediction_ids, second.stopping.max_tokens) == ((7,), (8,), 9)
+    assert (first.ids, first.counted) == ((5, 6), False)
+    assert (second.ids, second.prediction, second.max_tokens) == ((7,), (8,), 9)
+    assert (second.stopping.ignore_eos, second.stopping.stop) == (True, ("x",))
 
 
 def test_a_missing_file_of_prompts_is_said_before_anything_is_loaded(tmp_path: Path) -> None:

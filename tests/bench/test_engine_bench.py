@@ -19,19 +19,20 @@ from bench.engine_bench import (
 )
 from bench.engine_runs import AUTO, FIXED_GRID, OFF, GroupRun, RequestRun, Setting
 from bench.engine_session import best_fixed, fixed_figures
-from bench.workloads.workload import BenchPrompt, Workload, uncounted
-from specdec.core.types import RequestEvent, SamplingParams, SpeculationMode, StoppingParams
+from bench.workloads.workload import Workload, uncounted
+from specdec.core.types import RequestEvent, SamplingParams, SpeculationMode
 from specdec.engine.engine import Engine
+from specdec.load.request import LoadRequest
 from tests.bench.fake_engine import FakeEngine
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def prompt(number: int, tokens: int = 13, **fields: Any) -> BenchPrompt:
-    return BenchPrompt(f"p{number}", (1000 * number, 7), StoppingParams(max_tokens=tokens), **fields)
+def prompt(number: int, tokens: int = 13, **fields: Any) -> LoadRequest:
+    return LoadRequest(f"p{number}", tokens, ids=(1000 * number, 7), **fields)
 
 
-def one_by_one(prompts: list[BenchPrompt]) -> Workload:
+def one_by_one(prompts: list[LoadRequest]) -> Workload:
     return Workload("w", tuple((prompt,) for prompt in prompts))
 
 
@@ -40,7 +41,7 @@ def runner(engine: FakeEngine) -> EngineRunner:
 
 
 def run_alone(
-    engine: FakeEngine, group: list[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None
+    engine: FakeEngine, group: list[LoadRequest], arm: Setting, salt: str, at_once: int | None = None
 ) -> GroupRun:
     run = runner(engine).start(group, arm, salt, at_once)
     run_interleaved([run])
@@ -112,7 +113,7 @@ def test_a_closed_loop_keeps_so_many_in_flight(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_prompt_says_reaches_the_engine() -> None:
     engine = FakeEngine()
-    run_alone(engine, [prompt(1, prediction_ids=(5, 6), session="file.py")], FIXED_GRID[-1], "w/arm")
+    run_alone(engine, [prompt(1, prediction=(5, 6), session="file.py")], FIXED_GRID[-1], "w/arm")
     (request,) = engine.seen
     assert (request.prediction_ids, request.session, request.cache_salt) == ((5, 6), "w/arm/file.py", "w/arm")
     assert (request.speculation.mode, request.sampling) == (SpeculationMode.ON, GREEDY)

@@ -17,12 +17,13 @@ from bench.engine_runs import FIXED_GRID, GroupRun, RequestRun
 from bench.engine_session import EngineBenchPlan, EngineReport, off_cost, report_tables, run_session
 from bench.machine import commit, cpu_model, engine_facts
 from bench.workloads import CONCURRENT_NAMES
-from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
+from bench.workloads.workload import Workload, WorkloadUnavailableError, uncounted
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
 from specdec.control.trace import replay_file
-from specdec.core.types import DrafterStats, StoppingParams
+from specdec.core.types import DrafterStats
 from specdec.engine.engine import Engine, EngineParts
+from specdec.load.request import LoadRequest
 from specdec.models.tokenizer import Tokenizer
 from tests.engine.tiny_engine import tiny_parts
 
@@ -36,10 +37,10 @@ def small_workload(
     """Replaces `make_workload` by prompts that fit a tiny model."""
     if name == "fim":
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
-    stopping = StoppingParams(max_tokens=max_tokens or 24, ignore_eos=True)
+    ids = [tuple(tokenizer.encode(text)) for text in TEXTS]
     prompts = [
-        BenchPrompt(f"{name}/{i}", tuple(tokenizer.encode(text)), stopping, tuple(tokenizer.encode(text)), name)
-        for i, text in enumerate(TEXTS)
+        LoadRequest(f"{name}/{i}", max_tokens or 24, ids=text, prediction=text, session=name, fixed=True)
+        for i, text in enumerate(ids)
     ]
     if name in CONCURRENT_NAMES:
         return Workload(name, (tuple(prompts),))

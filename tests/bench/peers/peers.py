@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.peers.peer import Arm, PeerError, PeerPrompt
+from bench.peers.peer import Arm, PeerError
 from bench.peers.peer_process import HttpPeer
 from specdec.load.request import LoadRequest, Record
 
@@ -18,10 +18,8 @@ def arm(name: str, engine: str = "other", plain: str | None = None) -> Arm:
     return Arm(name, engine, "int8", plain or name)
 
 
-def prompts(number: int, workload: str = "chat", **more: Any) -> list[PeerPrompt]:
-    return [
-        PeerPrompt(workload, LoadRequest(f"{workload}/{i}", 4, ids=(1, 2, i), **more), i > 0) for i in range(number)
-    ]
+def prompts(number: int, workload: str = "chat", **more: Any) -> list[LoadRequest]:
+    return [LoadRequest(f"{workload}/{i}", 4, ids=(1, 2, i), counted=i > 0, **more) for i in range(number)]
 
 
 def answer(tokens: int, ttft_ms: float, e2e_ms: float, text: str = "", **more: Any) -> Record:

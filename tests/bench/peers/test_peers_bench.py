@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.peers.peer import PeerPrompt
 from bench.peers.peers_report import PeersRun
 from bench.peers.peers_session import PeersBench
+from specdec.load.request import LoadRequest
 from tests.bench.peers.peers import Actor, prompts
 
 
-async def acted(peers: list[Actor], asked: list[PeerPrompt]) -> PeersRun:
-    run = PeersRun(arms=[peer.arm for peer in peers])
-    await PeersBench(peers, lambda line: None).run(asked, run)
+async def acted(peers: list[Actor], asked: list[LoadRequest]) -> PeersRun:
+    run = PeersRun(arms=[peer.arm for peer in peers], prompts={"all": asked})
+    await PeersBench(peers, lambda line: None).run(run)
     return run
 
 
@@ -44,7 +44,7 @@ async def test_the_failure_of_one_harms_no_other(breaks: str, place: int) -> Non
     run = await acted(list(peers), asked)
     broken = peers[place].arm.name
     for name in set("abc") - {broken}:
-        assert {p for a, p in run.answers if a == name} == {prompt.ask.name for prompt in asked}
+        assert {p for a, p in run.answers if a == name} == {ask.name for ask in asked}
         assert name not in run.missing
     assert run.missing[broken].endswith(f"cannot {breaks}")
     ended_at = calls.index(f"end {broken}")
@@ -63,8 +63,8 @@ async def test_too_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_the_limit_of_a_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.control_groups._limits", lambda *_: [10**6])
-    run = PeersRun(arms=["a"])
-    await PeersBench([Actor("a", [], needs_bytes=2 * 10**6)], lambda line: None).run(prompts(2), run)
+    run = PeersRun(arms=["a"], prompts={"chat": prompts(2)})
+    await PeersBench([Actor("a", [], needs_bytes=2 * 10**6)], lambda line: None).run(run)
     assert run.missing == {"a": "needs about 0.0 GB, 0.0 GB are free"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.peers.peer import Arm, PeerPrompt
+from bench.peers.peer import Arm
 from bench.peers.peers_report import PeersRun, per_token, time_per_token
 from specdec.load.request import LoadRequest, Record
 from tests.bench.peers.peers import answer
@@ -26,14 +26,15 @@ def steady(tokens: int, tpot: float, ttft: float = 100.0, text: str = "a") -> Re
 
 def a_run() -> PeersRun:
     run = PeersRun(arms=[OFF, AUTO, FAST, DRAFT, SLOW, GONE], missing={"gone": "not installed"})
-    run.prompts = [PeerPrompt("chat", LoadRequest(f"chat/{i}", 8, ids=(1,) * 10), i > 0) for i in range(4)]
-    warm, *counted = run.prompts
+    asks = [LoadRequest(f"chat/{i}", 8, ids=(1,) * 10, counted=i > 0) for i in range(4)]
+    run.prompts = {"chat": asks}
+    warm, *counted = asks
     for arm, tpots in ((OFF, (60, 60, 60)), (AUTO, (30, 20, 40)), (FAST, (30, 30, 30)), (SLOW, (120, 100, 110))):
-        run.answers[arm.name, warm.ask.name] = steady(5, 9000)  # a figure that would show if it were counted
+        run.answers[arm.name, warm.name] = steady(5, 9000)  # a figure that would show if it were counted
         for prompt, tpot in zip(counted, tpots, strict=True):
-            name = prompt.ask.name
+            name = prompt.name
             run.answers[arm.name, name] = steady(11, tpot, 50.0 if arm is FAST else 100.0, f"{arm.engine} {name}")
-    first, short, refused = (prompt.ask.name for prompt in counted)
+    first, short, refused = (prompt.name for prompt in counted)
     run.answers[DRAFT.name, first] = steady(21, 10, 50.0, "llama.cpp chat/1")
     run.answers[DRAFT.name, short] = answer(4, 40.0, 50.0, "other")  # too short for a time per token
     run.answers[DRAFT.name, refused] = Record("chat/3", 0.0, outcome="refused", error="HTTP 400: too long")
@@ -85,9 +86,7 @@ def test_the_tables_and_the_json_hold_all_of_it() -> None:
 
 
 def test_a_run_in_which_nobody_answered_has_tables_too() -> None:
-    run = PeersRun(
-        arms=[OFF], prompts=[PeerPrompt("chat", LoadRequest("chat/1", 8, ids=(1,)))], missing={"specdec off": "dead"}
-    )
+    run = PeersRun([OFF], {"chat": [LoadRequest("chat/1", 8, ids=(1,))]}, missing={"specdec off": "dead"})
     assert "- without specdec off: dead" in run.markdown()
 
 
@@ -106,7 +105,7 @@ ANSWERS = st.dictionaries(
 
 def summary(answers: dict[str, dict[str, Record]], arm: str, plain: str) -> dict[str, Any]:
     """The figures of ``arm``, of answers by arm and prompt."""
-    run = PeersRun(prompts=[PeerPrompt("chat", LoadRequest(name, 8, ids=(1,))) for name in "abcdef"])
+    run = PeersRun(prompts={"chat": [LoadRequest(name, 8, ids=(1,)) for name in "abcdef"]})
     run.answers = {(name, prompt): found for name, by_prompt in answers.items() for prompt, found in by_prompt.items()}
     return run.summary(Arm(arm, "their", "bf16", plain), "chat")
 
