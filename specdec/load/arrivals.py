@@ -11,7 +11,6 @@ import numpy as np
 
 from specdec.errors import ConfigError
 
-_DRAWN = 1024  # gaps drawn at a time
 LEAST_SHAPE = 0.001  # of gamma gaps; about 1 / shape requests arrive at once, more than fit into memory
 MAX_ARRIVALS = 1_000_000  # a list of their requests fits into memory
 BLOCK_TOKENS = 64  # tokens of one hashed block of a recorded prompt: a page of the KV cache
@@ -25,13 +24,9 @@ def shape_of(name: str, gamma: float) -> float | None:
 def unit_arrivals(shape: float | None, seed: int) -> Iterator[float]:
     """Arrivals of the process of rate 1, ascending, without end; a function of ``seed``. shape: as of `Arrivals`."""
     if shape is None:
-        yield from itertools.count(0.0)
-        return
-    rng, now = np.random.default_rng(seed), 0.0
-    while True:
-        for gap in rng.gamma(shape, 1.0 / shape, _DRAWN).tolist():
-            now += gap
-            yield now
+        return itertools.count(0.0)
+    rng = np.random.default_rng(seed)
+    return itertools.accumulate(rng.gamma(shape, 1.0 / shape) for _ in itertools.repeat(None))
 
 
 @dataclass(frozen=True, slots=True)
