@@ -17,15 +17,12 @@ import httpx
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import CompletionHints, GenerateOptions
-from specdec.core.types import (
-    Delta,
-    Finished,
-    RequestEvent,
-    SamplingParams,
-    Started,
-)
+from specdec.config import ServerConfig
+from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started
 from specdec.errors import ConfigError, SpecdecError
 from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
+
+_GRPC_PORT: int = ServerConfig.model_fields["grpc_port"].default  # without it gRPC takes that of HTTPS
 
 
 class ServerUrl(NamedTuple):
@@ -46,11 +43,13 @@ class ServerUrl(NamedTuple):
         try:
             parts = httpx.URL(url)
             bare = parts.path in ("", "/")
-            good = bool(parts.host) and (parts.port is None or 0 < parts.port < 1 << 16)
+            good = bool(parts.host) and not (parts.query or parts.fragment)
+            good = good and (parts.port is None or 0 < parts.port < 1 << 16)
         except (httpx.InvalidURL, ValueError):  # the latter from names that are not in the DNS's alphabet
             raise ConfigError(f"url: {url!r} is not a URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
         if good and bare and parts.scheme in ("grpc", "grpcs"):
-            return ServerUrl("grpc", parts.netloc.decode(), parts.scheme == "grpcs")
+            place = parts.netloc.decode() if parts.port else f"{parts.netloc.decode()}:{_GRPC_PORT}"
+            return ServerUrl("grpc", place, parts.scheme == "grpcs")
         if good and parts.scheme in ("http", "https"):
             return ServerUrl("http", url.rstrip("/") + ("/v1" if bare else ""), parts.scheme == "https")
         raise ConfigError(f"url: {url!r} is neither grpc://HOST:PORT nor http://HOST:PORT/v1")
@@ -285,7 +284,8 @@ def _take(event: dict[str, Any], record: Record, now_s: float) -> bool:
         for choice in event.get("choices") or []:
             ends = ends or bool(choice.get("finish_reason"))
             delta = choice.get("delta") or {}
-            text = choice.get("text") or (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""  # some servers send it as both
+            text = choice.get("text") or thought + (delta.get("content") or "")
             if text:
                 record.text += text
                 new = True
@@ -293,8 +293,8 @@ def _take(event: dict[str, Any], record: Record, now_s: float) -> bool:
                 record.token_ids = record.token_ids or []
                 record.token_ids += ids
         if usage := event.get("usage"):
-            record.prompt_tokens = int(usage.get("prompt_tokens", 0))
-            record.output_tokens = int(usage.get("completion_tokens", 0))
+            record.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            record.output_tokens = int(usage.get("completion_tokens") or 0)
             record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if figures := (event.get("metrics") or {}).get("speculative_decoding"):
             all_steps, drafted = figures.get("num_steps", 0), figures.get("num_spec_steps", 0)
@@ -326,7 +326,7 @@ def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
     if status not in _BUSY_STATUS:
         return StatusError(message)
     try:
-        hint: float | None = float(headers.get("retry-after", ""))
+        hint: float | None = max(0.0, float(headers.get("retry-after", "")))
     except ValueError:
         hint = None
     return RefusedError(message, hint)

@@ -167,6 +167,8 @@ def answering(answer: Callable[[httpx.Request], httpx.Response]) -> OpenAIEndpoi
     [
         (429, {"retry-after": "1.5"}, 1.5),
         (503, {}, None),
+        (503, {"retry-after": "-5"}, 0.0),
+        (503, {"retry-after": "nan"}, 0.0),
         (429, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
     ],
 )
@@ -215,8 +217,10 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append((request.headers["authorization"], request.url.path, json.loads(request.content)))
-        deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "a"}, {"content": "b"}, {}]
-        lines = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "a"}]
+        deltas += [{"reasoning": "b", "reasoning_content": "b"}, {"reasoning": "c"}, {"content": "d"}, {}]
+        so_far = {"prompt_tokens": 3, "completion_tokens": None}
+        lines = [{"choices": [{"index": 0, "delta": delta}], "usage": so_far} for delta in deltas]
         lines.append(
             {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": None}}
         )
@@ -224,7 +228,7 @@ async def test_what_is_sent_and_what_counts_as_text() -> None:
 
     record = Record("c", 0.0)
     await answering(answer).send(CHAT, record)
-    assert (record.text, len(record.chunk_s), record.prompt_tokens, record.output_tokens) == ("ab", 2, 3, 4)
+    assert (record.text, len(record.chunk_s), record.prompt_tokens, record.output_tokens) == ("abcd", 4, 3, 4)
     assert record.chunk_s[-1] <= record.last_s
     assert record.end_s == 0.0  # set by the sender of the request
     key, path, body = seen[0]

@@ -193,11 +193,26 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h:1/v1\n", "http://h:1/\x7f", "http://h:99999", "http://h:0", "http://h:x", "http://xn--"]
+    "url",
+    [
+        "http://h:1/v1\n",
+        "http://h:1/\x7f",
+        "http://h:99999",
+        "http://h:0",
+        "http://h:x",
+        "http://xn--",
+        "http://h/v1?a=b",
+        "http://h/v1#a",
+    ],
 )
 def test_bug_a_url_that_cannot_be_one_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=r"url: .* is not a URL|url: .* is neither grpc://"):
         ServerUrl.read(url)
+
+
+def test_bug_a_grpc_url_without_a_port_has_the_server_s() -> None:
+    """gRPC would take that of HTTPS."""
+    assert [ServerUrl.read(f"grpc://{host}").place for host in ("h", "[::1]", "h:1")] == ["h:8400", "[::1]:8400", "h:1"]
 
 
 @pytest.mark.parametrize(
