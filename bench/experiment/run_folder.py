@@ -66,7 +66,7 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
 
 
 def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
-    """The manifest to use: the existing one, if it is equal."""
+    """The manifest to use: with the beginning of the existing one, if that is equal."""
     path = folder.path
     if not folder.exists:
         if folder.runs:
@@ -74,16 +74,13 @@ def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
         folder.write_manifest(manifest)
         return manifest
     before = folder.manifest()
-    for name, then, now in (
-        ("plan", before.config.model_dump(mode="json"), manifest.config.model_dump(mode="json")),
-        ("facts", before.facts, manifest.facts),
-    ):
-        place = difference(then, now, name)
-        if place:
-            raise ExperimentError(
-                f"{path}: contains a run of another experiment ({place}); resume that one, or give another --out"
-            )
-    return before
+    # The path of a trace depends on the working directory; the facts have its digest.
+    then, now = (each.config.model_dump(mode="json", exclude={"load": {"trace"}}) for each in (before, manifest))
+    if place := difference(then, now, "plan") or difference(before.facts, manifest.facts, "facts"):
+        raise ExperimentError(
+            f"{path}: contains a run of another experiment ({place}); resume that one, or give another --out"
+        )
+    return manifest.model_copy(update={"started": before.started})
 
 
 _HASH_BYTES = 16

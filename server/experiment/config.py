@@ -239,8 +239,10 @@ class ExperimentConfig(StrictModel):
     @field_validator("arms", mode="before")
     @classmethod
     def _names_are_text(cls, arms: Any) -> Any:
-        if isinstance(arms, dict) and any(isinstance(name, bool) for name in arms):
-            raise ValueError('YAML reads off, on, no and yes as false and true; put the arm\'s name in quotes: "off"')
+        if isinstance(arms, dict) and not all(isinstance(name, str) for name in arms):
+            raise ValueError(
+                "YAML reads off, on, no and yes as false and true, and digits as a number; put the arm's name in quotes"
+            )
         return arms
 
     @model_validator(mode="after")

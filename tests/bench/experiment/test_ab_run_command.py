@@ -224,3 +224,18 @@ def test_a_plan_for_servers_of_its_own_kind(server: Faces, tmp_path: Path) -> No
         finished(plan, tmp_path / "out", "--url", stub.url)
         kinds = Counter((body.get("x"), json.dumps(body.get("speculation"))) for body in stub.asked)
     assert kinds == {(1, "null"): 12, (None, '{"mode": "on"}'): 12}
+
+
+def test_bug_a_run_goes_on_from_another_folder(server: Faces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of its trace is another one there."""
+    lines = [{"prompt": f"number {i}", "max_tokens": 2, "offset_s": i / 100} for i in range(4)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    plan, out = write_plan(tmp_path, load={"trace": "trace.jsonl"}), tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    finished(Path(plan.name), out, "--url", server.grpc)
+    monkeypatch.chdir("/")
+    assert finished(plan, out, "--url", server.grpc)["arms"][0]["requests"] == 4
+    (tmp_path / "trace.jsonl").write_text(json.dumps(lines[0]))
+    done = invoke(plan, out, "--url", server.grpc)
+    assert done.exit_code == 1
+    assert "contains a run of another experiment (facts.load was 'replay of trace.jsonl" in done.output

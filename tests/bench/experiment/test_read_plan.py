@@ -92,6 +92,7 @@ def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
         ),
         ("arms:", "arms: 3\nbrms:", "line 2: arms"),
         ("  plain:", "  off:", "line 2: arms: .*in quotes"),
+        ("  plain:", "  1:", "line 2: arms: .*in quotes"),
     ],
 )
 def test_what_can_not_be_run(tmp_path: Path, old: str, new: str, problem: str) -> None:
