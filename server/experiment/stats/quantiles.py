@@ -84,22 +84,16 @@ class QuantileComparison:
     n_units: int  # of the arm with fewer
 
     def ratio(self, alpha: float) -> Interval:
-        if not self._enough(alpha):
-            return ANY_RATIO
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.where(self.draws_a == self.draws_b, 1.0, self.draws_b / self.draws_a)
-        return self._percentiles(ratios, alpha)
+        return self._percentiles(ratios, alpha, ANY_RATIO)
 
     def difference(self, alpha: float) -> Interval:
-        if not self._enough(alpha):
-            return EVERYTHING
-        return self._percentiles(self.draws_b - self.draws_a, alpha)
+        return self._percentiles(self.draws_b - self.draws_a, alpha, EVERYTHING)
 
     def of_arm(self, arm: int, alpha: float) -> Interval:
         """Interval for the quantile of one arm (0 or 1)."""
-        if not self._enough(alpha):
-            return EVERYTHING
-        return self._percentiles(self.draws_b if arm else self.draws_a, alpha)
+        return self._percentiles(self.draws_b if arm else self.draws_a, alpha, EVERYTHING)
 
     def p_value(self) -> float:
         if not self._enough(0.05):
@@ -110,7 +104,9 @@ class QuantileComparison:
         z = stats.norm.ppf(min(0.5, below, above))
         return min(1.0, float(2 * stats.t.cdf(z / self._stretch, self.n_units - 1)))
 
-    def _percentiles(self, draws: Floats, alpha: float) -> Interval:
+    def _percentiles(self, draws: Floats, alpha: float, unbounded: Interval) -> Interval:
+        if not self._enough(alpha):
+            return unbounded
         tail = stats.norm.cdf(self._stretch * stats.t.ppf(alpha / 2, self.n_units - 1))
         low = np.quantile(draws, tail, method="lower")
         high = np.quantile(draws, 1 - tail, method="higher")
