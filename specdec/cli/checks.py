@@ -99,9 +99,7 @@ def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
         context = context_limit(config.model_copy(update={"kv_tokens": budget.kv_tokens}), target.config)
         draft = None if on_device else measure_draft(config, target.config, tokenizer)
         if draft is not None and config.draft is not None and config.speculation.enabled:
-            checked_tokenizer(
-                resolve(config.draft, config.cache_dir, silent), draft.config, config.cache_dir, tokenizer
-            )
+            checked_tokenizer(resolve(config.draft, config.cache_dir, silent), draft.config, config.cache_dir)
     except (ModelError, ConfigError) as error:
         return Outlook([("needs", f"not known: {error}")], servable=False)
     lines = [("needs", line) for line in (*budget.lines(), "it fits" if budget.fits else "it does not fit")]

@@ -146,7 +146,7 @@ class DrafterBuilder:
         config, target = self._config, self._target
         draft = named_draft(draft, config.target)
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
-        model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
+        model = self._platform.load_draft(draft, dtype, cut, progress)
         drafter: ModelBasedDrafter
         size, mask = target.config.vocab_size, model.config.mask_token
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
@@ -301,7 +301,7 @@ def assemble(
     if (folder / "adapter_config.json").exists() and adapter_base(folder) is None:
         said = "engine.target: the adapter in %s is not applied; merge it (peft: merge_and_unload), or remove it"
         _LOG.warning(said, config.target)
-    target = platform.load_target(progress, tokenizer)
+    target = platform.load_target(progress)
     grammars = GrammarCompiler(target.tokenizer, target.config.vocab_size)
     if remember:
         grammars.prepare()  # while the rest is built

@@ -21,7 +21,6 @@ from specdec.models.decoder import TargetDecoder, kv_page_bytes
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
 from specdec.models.progress import Progress
-from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -160,22 +159,17 @@ class DevicePlatform:
         self.arithmetic = gpu_arithmetic(device)
 
     @named_shortage()
-    def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> DeviceModel:
+    def load_target(self, progress: Progress | None) -> DeviceModel:
         """Load the target in the configured type."""
-        return self._load(self._config.target, self._config.device_dtype, tokenizer, progress)
+        return self._load(self._config.target, self._config.device_dtype, progress)
 
     @named_shortage()
     def load_draft(
-        self,
-        ref: str,
-        dtype: WeightDtype | None,
-        cut: VocabularyCut | None,
-        target_tokenizer: Tokenizer,
-        progress: Progress | None,
+        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
     ) -> DeviceModel:
         """Load a draft model in the target's type, or in 16 bits if that is float8."""
         own = self._config.device_dtype
-        return self._load(ref, "auto" if own == "fp8" else own, target_tokenizer, progress)
+        return self._load(ref, "auto" if own == "fp8" else own, progress)
 
     def kv_tokens(self, model: DeviceModel, aux_layers: int, budget: MemoryBudget) -> int:
         """A share of the device memory that is left, within the CPU memory of a head's cache."""
@@ -234,8 +228,8 @@ class DevicePlatform:
             warm_up(verifier, decoder)
         return verifier
 
-    def _load(self, ref: str, dtype: DeviceDtype, like: Tokenizer | None, progress: Progress | None) -> DeviceModel:
+    def _load(self, ref: str, dtype: DeviceDtype, progress: Progress | None) -> DeviceModel:
         return load_device_model(
             ref, dtype=dtype, cache_dir=self._config.cache_dir, device=self._device,
-            max_rows=self._config.max_step_rows, like=like, progress=progress,
+            max_rows=self._config.max_step_rows, progress=progress,
         )  # fmt: skip

@@ -263,7 +263,7 @@ def measure_draft(
     with _named("engine.draft"):
         return measure_model(
             config.draft, dtype=config.draft_dtype or config.default_draft_dtype, cache_dir=config.cache_dir,
-            progress=progress, cut=cut, like=tokenizer,
+            progress=progress, cut=cut,
         )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.memory import WORKING_BYTES, check_memory
 from specdec.models.progress import Progress
-from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from verify_kernels.backend_selection import Kernels, self_test
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -54,25 +53,20 @@ class HostPlatform:
                 f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
             )
 
-    def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
-        """Load the target in the configured type. tokenizer: its own, if loaded before. Raises ModelError."""
-        return self._load(self._config.target, dtype=self._config.dtype, like=tokenizer, progress=progress)
+    def load_target(self, progress: Progress | None) -> Target:
+        """Load the target in the configured type. Raises ModelError."""
+        return self._load(self._config.target, dtype=self._config.dtype, progress=progress)
 
     def load_draft(
-        self,
-        ref: str,
-        dtype: WeightDtype | None,
-        cut: VocabularyCut | None,
-        target_tokenizer: Tokenizer,
-        progress: Progress | None,
+        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
     ) -> Target:
-        """Load a draft model, by default in the configuration's type for drafts. target_tokenizer: reused if equal.
+        """Load a draft model, by default in the configuration's type for drafts.
 
         Raises:
             ModelError: it cannot be loaded.
         """
         dtype = dtype or self._config.default_draft_dtype
-        return self._load(ref, dtype=dtype, cut=cut, like=target_tokenizer, progress=progress)
+        return self._load(ref, dtype=dtype, cut=cut, progress=progress)
 
     def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
         """Tokens that the KV caches hold: the planned number. model: the target. aux_layers: how many keep inputs."""

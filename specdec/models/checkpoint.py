@@ -162,11 +162,8 @@ class Checkpoint(Protocol):
     def open(self) -> TensorSource:
         """The tensors; raises ModelError."""
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``.
-
-        config: the model's, if it was read already. like: see `Tokenizer.like`.
-        """
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
+        """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``."""
 
 
 @contextmanager
@@ -185,7 +182,6 @@ def well_formed(where: str) -> Iterator[None]:
 
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
 MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
-MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many
 _LFS_BYTES = 1024  # that a pointer of Git LFS may have
 
 
@@ -225,11 +221,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from ``path``; ModelError if it is missing, too large or no JSON object."""
     if not path.exists():
         raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file")
-    return parse_json(path, read_text_file(path))
-
-
-def parse_json(path: Path, text: str) -> dict[str, Any]:
-    """The JSON object in ``text``; ModelError, which names ``path``, if it is none."""
+    text = read_text_file(path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,6 @@ from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fus
 from specdec.models.progress import Progress, silent
 from specdec.models.quantized import QuantizedMatrix, QuantizedSource, group_order
 from specdec.models.resolve import resolve
-from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import LinearPlan, ModelWeights, gather_weights, has_bias, linear_plans
 from verify_kernels.backend import Prologue
 from verify_kernels.gpu.act import Gate, act_mul
@@ -219,7 +218,6 @@ def load_device_model(
     cache_dir: Path,
     device: torch.device,
     max_rows: int,
-    like: Tokenizer | None = None,
     progress: Progress | None = None,
 ) -> DeviceModel:
     """Load the model ``ref``, like `specdec.models.load.load_model`, for forwards of up to ``max_rows`` rows.
@@ -237,7 +235,7 @@ def load_device_model(
     check_shapes(source)
     _check_memory(source, types, device)
     weights = WeightsReader(source, types, device, max_rows, progress).read()
-    tokenizer = checked_tokenizer(checkpoint, source.config, cache_dir, like)
+    tokenizer = checked_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{types.name}|{held}".encode()).hexdigest()
     return LoadedModel(checkpoint.name, source.config, held, weights, tokenizer, digest, digest)

@@ -17,8 +17,9 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import MAX_MERGES, StoredBlocks, TensorSource, check_regular, well_formed
+from specdec.models.checkpoint import StoredBlocks, TensorSource, check_regular, well_formed
 from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
+from specdec.models.tokenizer import MAX_MERGES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import ModelError
-from specdec.models.checkpoint import (
-    MAX_MERGES,
-    MAX_TOKENIZER_BYTES,
-    parse_json,
-    read_json,
-    read_text_file,
-    well_formed,
-)
+from specdec.models.checkpoint import MAX_TOKENIZER_BYTES, read_json, read_text_file, well_formed
 from specdec.models.embedding import folder_pooling
 from specdec.models.hf import language_model
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
@@ -21,10 +14,8 @@ from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def load_hf_tokenizer(folder: Path, vocab_size: int, like: Tokenizer | None = None) -> Tokenizer:
+def load_hf_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer of ``folder``, whose model has an embedding of ``vocab_size`` rows.
-
-    like: see `Tokenizer.like`.
 
     Raises:
         ModelError: there is no ``tokenizer.json``, or it cannot be read.
@@ -36,7 +27,6 @@ def load_hf_tokenizer(folder: Path, vocab_size: int, like: Tokenizer | None = No
             "save_pretrained it into the folder"
         )
     serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
-    data = parse_json(path, serialised)
     settings, older, raw, generation = (
         read_json(folder / name) if (folder / name).exists() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
@@ -49,68 +39,34 @@ def load_hf_tokenizer(folder: Path, vocab_size: int, like: Tokenizer | None = No
         names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
         named = {key: text for key, text in names if text is not None}
         template, tool_template = _chat_templates(folder, settings)
-    with well_formed(str(path)):
-        if len(data.get("model", {}).get("merges") or ()) > MAX_MERGES:
-            raise ModelError(f"{path}: has more than {MAX_MERGES} merges; fetch the model again")
-        bos = _token_id(data, named.get("bos_token"), next(iter(begins), None))
-        eos = _token_id(data, named.get("eos_token"), None)
-        adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
-        end = eos if settings.get("add_eos_token") else _template_end(data.get("post_processor"))
-        if bos is not None and not 0 <= bos < vocab_size:
-            raise ModelError(f"{folder}: begin token {bos} is none of the model's {vocab_size}; fetch it again")
-        ends += [] if eos is None else [eos]
-        known = tuple(end for end in dict.fromkeys(ends) if 0 <= end < vocab_size)
+    try:
+        tokenizer = Tokenizer.shared(serialised, TokenizerInfo())
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    bos, eos = (tokenizer.token_id(named[key]) if key in named else None for key in ("bos_token", "eos_token"))
+    bos = next(iter(begins), None) if bos is None else bos
+    if bos is not None and not 0 <= bos < vocab_size:
+        raise ModelError(f"{folder}: begin token {bos} is none of the model's {vocab_size}; fetch it again")
+    ends += [] if eos is None else [eos]
+    before, after = tokenizer.frame
+    adds = settings.get("add_bos_token")
     info = TokenizerInfo(
         bos_id=bos,
-        add_bos=adds if settings.get("add_bos_token") is None else bool(settings["add_bos_token"]),
-        eos_ids=known,
+        add_bos=bos in before[:1] if adds is None else bool(adds),
+        eos_ids=tuple(end for end in dict.fromkeys(ends) if 0 <= end < vocab_size),
         chat_template=template,
         tool_template=tool_template,
         template_variables=named,
-        end_id=end,
+        end_id=eos if settings.get("add_eos_token") else next(reversed(after), None),
         pooling=folder_pooling(folder),
     )
-    try:
-        return Tokenizer.like(like, serialised, info)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
+    return tokenizer.with_info(info)
 
 
 def _ids(value: Any) -> list[int]:
     if value is None:
         return []
     return [int(v) for v in value] if isinstance(value, list) else [int(value)]
-
-
-def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:
-    if name is None:
-        return default
-    added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
-    vocabulary = data.get("model", {}).get("vocab", {})
-    found = added.get(name, vocabulary.get(name) if isinstance(vocabulary, dict) else None)
-    return default if found is None else found
-
-
-def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
-    """Whether the post-processor puts the begin token before a text."""
-    if processor is None or bos is None:
-        return False
-    if processor.get("type") == "Sequence":
-        return any(_template_adds(step, bos) for step in processor["processors"])
-    first: dict[str, Any] = next(iter(processor.get("single") or []), {})
-    return first.get("SpecialToken", {}).get("id") == bos
-
-
-def _template_end(processor: dict[str, Any] | None) -> int | None:
-    """The id of the token that the post-processor puts after a text; None if there is none."""
-    if processor is None:
-        return None
-    if processor.get("type") == "Sequence":
-        found = [_template_end(step) for step in processor["processors"]]
-        return next((end for end in found if end is not None), None)
-    last: dict[str, Any] = next(reversed(processor.get("single") or []), {})
-    name = last.get("SpecialToken", {}).get("id")
-    return None if name is None else int(processor["special_tokens"][name]["ids"][0])
 
 
 def _content(token: Any) -> str | None:

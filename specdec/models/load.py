@@ -44,14 +44,12 @@ def load_model(
     progress: Progress | None = None,
     cut: VocabularyCut | None = None,
     round_blocks: RoundBlocks = round_blocks,
-    like: Tokenizer | None = None,
 ) -> HostModel:
     """Load the model ``ref``: an HF folder, a .gguf file, a catalogue name or hub id (fetched if missing), or
     "random:SHAPE" (`RANDOM_SHAPES`).
 
     cut: the tokens that the output table keeps, if the model has that vocabulary. round_blocks: rounds weights to
-    blocks; the default, in torch, takes ten times as long as the native one. like: another model's tokenizer, which is
-    reused if the vocabulary is the same.
+    blocks; the default, in torch, takes ten times as long as the native one.
 
     Packed weights and converted tokenizers are cached in ``cache_dir``; a damaged cache is rebuilt.
 
@@ -62,7 +60,7 @@ def load_model(
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     if cut is not None:
-        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     file, buffer = cache.open(), None
     if file is not None:
@@ -78,19 +76,17 @@ def load_model(
         bits = digest_of(buffer.layout, sums)
         if checkpoint.keeps_packed:
             cache.write(config, buffer, sums)
-    tokenizer = checked_tokenizer(checkpoint, config, cache_dir, like)
+    tokenizer = checked_tokenizer(checkpoint, config, cache_dir)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
 
 
-def checked_tokenizer(
-    checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path, like: Tokenizer | None = None
-) -> Tokenizer:
-    """The tokenizer of a model of shape ``config``. like: see `load_model`.
+def checked_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path) -> Tokenizer:
+    """The tokenizer of a model of shape ``config``.
 
     Raises:
         ModelError: there is no tokenizer, or the model lacks a row for one of its tokens.
     """
-    tokenizer = checkpoint.tokenizer(cache_dir, config, like)
+    tokenizer = checkpoint.tokenizer(cache_dir)
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
             f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "

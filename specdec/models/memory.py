@@ -13,7 +13,6 @@ from specdec.models.config import ModelConfig
 from specdec.models.pack import PackedCache, check_shapes, cut_output
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
-from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import ArraySpec, layout_bytes, plan_layout
 
@@ -63,7 +62,6 @@ def measure_model(
     cache_dir: Path,
     progress: Progress | None = None,
     cut: VocabularyCut | None = None,
-    like: Tokenizer | None = None,
 ) -> ModelSize:
     """The size of the model ``ref`` as `load_model` would load it; fetched if missing.
 
@@ -73,7 +71,7 @@ def measure_model(
     """
     checkpoint = resolve(ref, cache_dir, progress or silent)
     if cut is not None:
-        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
     packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
     if packed is not None:
         return _size(checkpoint.name, packed.config, packed.layout)

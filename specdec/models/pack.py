@@ -28,7 +28,6 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
-from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
 from specdec.models.weights import (
     ArraySpec,
@@ -426,13 +425,10 @@ class PackedCache:
             self.path.unlink(missing_ok=True)
 
 
-def cut_output(
-    checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None = None
-) -> Checkpoint:
-    """``checkpoint`` with its output table cut, if ``cut`` is for its vocabulary. like: see `load_model`."""
+def cut_output(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
+    """``checkpoint`` with its output table cut, if ``cut`` is for its vocabulary."""
     found = CutCheckpoint(checkpoint, cut.ids)
     if PackedCache(cache_dir / "packed", found, dtype).path.exists():
         return found  # written when it was checked
-    config = checkpoint.open().config
-    same = checkpoint.tokenizer(cache_dir, config, like).fingerprint == cut.fingerprint
-    return found if same and cut.ids[-1] < config.vocab_size else checkpoint
+    same = checkpoint.tokenizer(cache_dir).fingerprint == cut.fingerprint
+    return found if same and cut.ids[-1] < checkpoint.open().config.vocab_size else checkpoint

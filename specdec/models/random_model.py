@@ -239,6 +239,6 @@ class RandomCheckpoint(Checkpoint):
     def open(self) -> RandomSource:
         return RandomSource(self.name, self._config, _SEED)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
         """Made for the shape's vocabulary."""
-        return random_tokenizer((config or self._config).vocab_size)
+        return random_tokenizer(self._config.vocab_size)

@@ -14,7 +14,6 @@ from specdec.config import EngineConfig
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
 from specdec.models.checkpoint import Checkpoint, FusedSource, TensorSource, by_parts, fingerprint_files, read_json
-from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
@@ -50,9 +49,9 @@ class HFCheckpoint(Checkpoint):
 
         return by_parts(QuantizedSource(source, parse_quantized_config(quantized, self.name)))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
         """The folder's own tokenizer, which needs no conversion."""
-        return load_hf_tokenizer(self.path, (config or HFSource(self.path, "numpy").config).vocab_size, like)
+        return load_hf_tokenizer(self.path, HFSource(self.path, "numpy").config.vocab_size)
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -74,7 +73,7 @@ class GGUFCheckpoint(Checkpoint):
     def open(self) -> TensorSource:
         return by_parts(GGUFSource(self._file))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())
@@ -83,7 +82,7 @@ class GGUFCheckpoint(Checkpoint):
             found = convert_gguf_tokenizer(self._file)
             cache.write(self.fingerprint(), *found)
         try:
-            return Tokenizer.like(like, *found)
+            return Tokenizer.shared(*found)
         except ModelError as error:
             raise ModelError(f"{self.path}: {error}") from None
 
@@ -110,13 +109,13 @@ class AdapterCheckpoint(Checkpoint):
         stored = base.inner if isinstance(base, FusedSource) else base  # an adapter changes matrices as they are stored
         return by_parts(AdapterSource(stored, self.path, self.name))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
         """The adapter's, completed by the base's; the base's where the adapter's folder holds none."""
         with _of_base(self.path):
-            base = self._base.tokenizer(cache_dir, config, like)
+            base = self._base.tokenizer(cache_dir)
         if not (self.path / "tokenizer.json").exists():
             return base
-        return load_hf_tokenizer(self.path, base.vocab_size, base).completed_by(base)
+        return load_hf_tokenizer(self.path, base.vocab_size).completed_by(base)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import tokenizers
 
@@ -105,6 +107,8 @@ _THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:thin
 # Splits special tokens' names inside chat messages; a noncharacter, which Unicode reserves for internal use
 _BREAK = "\ufdd0"
 
+MAX_MERGES = 1 << 20  # of a tokenizer; Gemma 3's has half as many
+
 
 class Tokenizer:
     """A model's tokenizer. Safe to use from several threads.
@@ -132,6 +136,8 @@ class Tokenizer:
         self._use(info)
 
     def _use(self, info: TokenizerInfo) -> None:
+        with _LOCK:
+            _IN_USE.add(self)
         self._info = info
         self.bos_id = info.bos_id
         self._prefix = [info.bos_id] if info.add_bos and info.bos_id is not None else []
@@ -142,14 +148,15 @@ class Tokenizer:
             self._tool_source = info.tool_template or ""
 
     @staticmethod
-    def like(known: Tokenizer | None, serialised: str, info: TokenizerInfo) -> Tokenizer:
-        """A tokenizer that shares the vocabulary of ``known`` if that is the same; raises like the class.
+    def shared(serialised: str, info: TokenizerInfo) -> Tokenizer:
+        """A tokenizer that shares the vocabulary of one in use if that is the same; raises like the class.
 
         Models of a family share a vocabulary, and 150,000 tokens take most of a second and much memory.
         """
-        if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
-            return Tokenizer(serialised, info)
-        return known._with(info)
+        source = hashlib.sha256(serialised.encode()).digest()
+        with _LOCK:
+            known = next((each for each in _IN_USE if each._source == source), None)
+        return Tokenizer(serialised, info) if known is None else known.with_info(info)
 
     def completed_by(self, base: Tokenizer) -> Tokenizer:
         """This tokenizer with the ends of ``base`` too, and what it lacks of a chat template and a pooling."""
@@ -161,9 +168,10 @@ class Tokenizer:
                 info, chat_template=other.chat_template, tool_template=other.tool_template,
                 template_variables=other.template_variables | own.template_variables,
             )  # fmt: skip
-        return self._with(info)
+        return self.with_info(info)
 
-    def _with(self, info: TokenizerInfo) -> Tokenizer:
+    def with_info(self, info: TokenizerInfo) -> Tokenizer:
+        """A tokenizer of the same vocabulary with other settings."""
         twin = copy.copy(self)
         for derived in ("_template", "_tool_template", "tool_form", "thought_marks"):
             twin.__dict__.pop(derived, None)
@@ -188,6 +196,13 @@ class Tokenizer:
 
     def _spells(self, ids: list[int], text: str) -> bool:
         return b"".join(map(self.token_bytes, ids)) == text.encode()
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The ids that ``tokenizer.json`` itself puts before and after a text."""
+        found = self._backend.encode("a")
+        own = [at for at, is_added in enumerate(found.special_tokens_mask) if not is_added] or [len(found.ids)]
+        return found.ids[: own[0]], found.ids[own[-1] + 1 :]
 
     @cached_property
     def longest_token(self) -> int:
@@ -387,6 +402,10 @@ class Tokenizer:
         )
 
 
+_IN_USE: WeakSet[Tokenizer] = WeakSet()
+_LOCK = Lock()  # of `_IN_USE`: a server loads the tokenizers of several models at a time
+
+
 def _with_system(template: ChatTemplate, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
     """Render ``messages``. A system message that the template refuses, which may be the one that lists tools, becomes
     the beginning of the user's."""
@@ -424,8 +443,10 @@ def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """The parsed ``tokenizer.json`` with the flags that specdec needs, and whether any of them changed.
 
     Tokens named like control tokens become special (Qwen's <|fim_prefix|> is not marked), special tokens match
-    literally, and texts are neither truncated nor padded.
+    literally, and texts are neither truncated nor padded. Raises ValueError if there are too many merges.
     """
+    if len(data["model"].get("merges") or ()) > MAX_MERGES:
+        raise ValueError(f"it has more than {MAX_MERGES} merges")
     changed = data.get("truncation") is not None or data.get("padding") is not None
     for token in data.get("added_tokens", []):
         name = token["content"]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.checkpoint import Checkpoint, StoredBlocks, TensorSource
-from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
 
 _FOLDER = Path(__file__).parent / "token_frequencies"
@@ -75,8 +74,8 @@ class CutCheckpoint(Checkpoint):
     def open(self) -> CutSource:
         return CutSource(self._checkpoint.open(), self._ids)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        return self._checkpoint.tokenizer(cache_dir, config, like)
+    def tokenizer(self, cache_dir: Path) -> Tokenizer:
+        return self._checkpoint.tokenizer(cache_dir)
 
 
 class CutSource(TensorSource):

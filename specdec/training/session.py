@@ -163,7 +163,7 @@ def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress 
         raise TrainingError(f"--draft: {plan.draft} is a feature head; name a draft model")
     if checkpoint.open().config.mask_token is not None:
         raise TrainingError(f"--draft: {plan.draft} is a parallel draft, which is not trained here; name another model")
-    tokenizer = checkpoint.tokenizer(plan.cache_dir, like=target)
+    tokenizer = checkpoint.tokenizer(plan.cache_dir)
     if tokenizer.fingerprint != target.fingerprint:
         raise TrainingError(
             f"--draft: {checkpoint.name} has another vocabulary than the target; choose a model of its family"

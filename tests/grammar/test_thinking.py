@@ -326,7 +326,7 @@ def test_line_breaks_are_those_of_the_template(template: str | None, closing: st
     text = TOKENIZER._backend.to_str()
     other = Tokenizer(text, TokenizerInfo(chat_template=r"{{ '\n</think>' }}"))
     assert other.thought_marks == (OPENING, END, (LINE, END))
-    marks = Tokenizer.like(other, text, info).thought_marks  # shares the vocabulary
+    marks = other.with_info(info).thought_marks  # shares the vocabulary
     assert marks is not None
     assert b"".join(map(TOKENIZER.token_bytes, marks[2])) == closing.encode()
 

@@ -16,11 +16,11 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save
 
 from specdec.errors import InvalidRequestError, ModelError
-from specdec.models.checkpoint import MAX_MERGES
 from specdec.models.gguf import GGUFFile, parse_gguf_config
 from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
 from specdec.models.load import load_model
 from specdec.models.resolve import load_tokenizer
+from specdec.models.tokenizer import MAX_MERGES
 from tests.models.tiny_gguf import write_tiny_gguf
 
 Tiny = Callable[[str], Path]
@@ -280,7 +280,7 @@ def test_millions_of_merges_are_rejected(folder: Path) -> None:
     data = json.loads(path.read_text())
     data["model"]["merges"] = ["a b"] * (MAX_MERGES + 1)
     path.write_text(json.dumps(data))
-    assert f"{path}: has more than {MAX_MERGES} merges" in refusal(folder)
+    assert f"{folder}: tokenizer.json cannot be read (it has more than {MAX_MERGES} merges)" in refusal(folder)
 
 
 def test_an_endless_gguf_file_is_rejected(tmp_path: Path) -> None:

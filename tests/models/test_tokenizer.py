@@ -186,6 +186,13 @@ def test_vocabularies_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None
     assert shorter.fingerprint not in (tokenizer.fingerprint, swapped.fingerprint)
 
 
+def test_tokenizers_in_use_share_a_vocabulary(tiny: Tiny) -> None:
+    first, second = (load_hf_tokenizer(tiny("llama"), 384) for _ in range(2))
+    assert second._backend is first._backend
+    del first
+    assert load_hf_tokenizer(tiny("qwen2"), 384)._backend is second._backend
+
+
 @given(text=TEXT, parse_special=st.booleans())
 def test_a_large_text_has_the_ids_of_a_small_one(text: str, parse_special: bool, tokenizer: Tokenizer) -> None:
     text = text * 30
