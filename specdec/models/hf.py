@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
 WAY_OUT = "use the unquantised model, an AWQ, GPTQ or compressed-tensors model of 4 bits, or a GGUF file"
-BITS: dict[str, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8), "compressed-tensors": (4, 8)}
+BITS: dict[QuantMethod, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8), "compressed-tensors": (4, 8)}
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores zero points less one
 
 
@@ -53,39 +53,30 @@ def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
         UnsupportedModelError: the layout is not supported; the text names the field.
     """
     data = data if isinstance(data, dict) else {}
-    method = data.get("quant_method")
-    where = f"{name}: quantization_config"
-    if method not in BITS:
-        raise UnsupportedModelError(f"{where}: quant_method '{method}' is not supported; {WAY_OUT}")
-    given = _compressed_weights(data, where) if method == "compressed-tensors" else data
-    bits, group = given.get("bits"), given.get("group_size")
-    if bits not in BITS[method]:
-        allowed = " or ".join(map(str, BITS[method]))
-        raise UnsupportedModelError(f"{where} ({method}): bits is {bits!r}; only {allowed} is supported, {WAY_OUT}")
+    method, where = data.get("quant_method"), f"{name}: quantization_config"
+    _check(where, "quant_method", method, *BITS)
+    where = f"{where} ({method})"
+    found = _READERS[method](data, where)
+    _check(where, "bits", found.bits, *BITS[method])
+    group = found.group_size
     if not isinstance(group, int) or isinstance(group, bool) or (group < 1 and group != -1):
-        raise UnsupportedModelError(f"{where} ({method}): group_size is {group!r}; must be positive or -1, {WAY_OUT}")
-    if method == "awq":
-        _check_awq(data, where)
-        return QuantizedConfig("awq", bits, group)
-    if method == "gptq":
-        return QuantizedConfig("gptq", bits, group, _gptq_offset(data, where), act_order=bool(data.get("desc_act")))
-    return QuantizedConfig(method, bits, group, symmetric=given["symmetric"], act_order=given["act_order"])
+        raise UnsupportedModelError(f"{where}: group_size is {group!r}; must be positive or -1, {WAY_OUT}")
+    return found
 
 
-def _compressed_weights(data: dict[str, Any], where: str) -> dict[str, Any]:
+def _check(where: str, field: str, value: Any, *supported: Any) -> None:
+    if value not in supported:
+        known = " or ".join(map(str, supported))
+        raise UnsupportedModelError(f"{where}: {field} {value!r} is not supported; only {known} is, {WAY_OUT}")
+
+
+def _compressed(data: dict[str, Any], where: str) -> QuantizedConfig:
     """How a compressed-tensors folder holds its matrices; all of them must be held alike."""
-    where = f"{where} (compressed-tensors)"
-    layout = data.get("format")
-    if layout != "pack-quantized":
-        raise UnsupportedModelError(f"{where}: format '{layout}' is not supported; only pack-quantized is, {WAY_OUT}")
+    _check(where, "format", data.get("format"), "pack-quantized")
     if data.get("transform_config"):  # weights and activations rotated
         raise UnsupportedModelError(f"{where}: transform_config is not supported; {WAY_OUT}")
     sparsity = data.get("sparsity_config") or {}
-    stored = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
-    if stored not in (None, "dense"):
-        raise UnsupportedModelError(
-            f"{where}: sparsity_config.format '{stored}' is not supported; only dense is, {WAY_OUT}"
-        )
+    _check(where, "sparsity_config.format", sparsity.get("format") or "dense", "dense")
     schemes = data.get("config_groups")
     found = [
         scheme.get("weights") if isinstance(scheme, dict) else scheme
@@ -94,41 +85,39 @@ def _compressed_weights(data: dict[str, Any], where: str) -> dict[str, Any]:
     weights = found[0] if found else None
     if not isinstance(weights, dict) or any(each != weights for each in found):
         raise UnsupportedModelError(f"{where}: config_groups must give one way to hold all weights; {WAY_OUT}")
-    strategy, kind = weights.get("strategy"), weights.get("type", "int")
-    if strategy not in ("group", "channel") or kind != "int":
-        raise UnsupportedModelError(
-            f"{where}: weights of type '{kind}' by '{strategy}' are not supported; "
-            f"only int by group or channel is, {WAY_OUT}"
-        )
-    return {
-        "bits": weights.get("num_bits"),
-        "group_size": weights.get("group_size") if strategy == "group" else -1,
-        "symmetric": weights.get("symmetric", True) is not False,
-        "act_order": weights.get("actorder") in ("group", "dynamic"),
-    }
+    strategy = weights.get("strategy")
+    _check(where, "strategy", strategy, "group", "channel")
+    _check(where, "type", weights.get("type", "int"), "int")
+    return QuantizedConfig(
+        "compressed-tensors",
+        weights.get("num_bits", 0),
+        weights.get("group_size", 0) if strategy == "group" else -1,
+        symmetric=weights.get("symmetric", True) is not False,
+        act_order=weights.get("actorder") in ("group", "dynamic"),
+    )
 
 
-def _check_awq(data: dict[str, Any], where: str) -> None:
-    layout = data.get("version", data.get("format")) or "gemm"
-    if str(layout).lower() != "gemm":
-        raise UnsupportedModelError(f"{where} (awq): version '{layout}' is not supported; only gemm is, {WAY_OUT}")
-    if data.get("zero_point") is False:
-        raise UnsupportedModelError(f"{where} (awq): zero_point false is not supported; {WAY_OUT}")
+def _awq(data: dict[str, Any], where: str) -> QuantizedConfig:
+    _check(where, "version", str(data.get("version", data.get("format")) or "gemm").lower(), "gemm")
+    _check(where, "zero_point", data.get("zero_point") is not False, True)
+    return QuantizedConfig("awq", data.get("bits", 0), data.get("group_size", 0))
 
 
-def _gptq_offset(data: dict[str, Any], where: str) -> int:
+def _gptq(data: dict[str, Any], where: str) -> QuantizedConfig:
     layout = data.get("checkpoint_format", data.get("format")) or "gptq"
-    if layout not in GPTQ_ZERO_OFFSETS or data.get("is_marlin_format"):
-        shown = "marlin" if data.get("is_marlin_format") else layout
-        known = " and ".join(GPTQ_ZERO_OFFSETS)
-        raise UnsupportedModelError(
-            f"{where} (gptq): checkpoint_format '{shown}' is not supported; only {known} are, {WAY_OUT}"
-        )
-    if data.get("dynamic"):
-        raise UnsupportedModelError(f"{where} (gptq): dynamic (bits by module) is not supported; {WAY_OUT}")
-    if data.get("pack_dtype", "int32") != "int32":
-        raise UnsupportedModelError(f"{where} (gptq): pack_dtype '{data['pack_dtype']}' is not supported; {WAY_OUT}")
-    return GPTQ_ZERO_OFFSETS[layout]
+    _check(where, "checkpoint_format", "marlin" if data.get("is_marlin_format") else layout, *GPTQ_ZERO_OFFSETS)
+    if data.get("dynamic"):  # bits by module
+        raise UnsupportedModelError(f"{where}: dynamic is not supported; {WAY_OUT}")
+    _check(where, "pack_dtype", data.get("pack_dtype", "int32"), "int32")
+    offset, act_order = GPTQ_ZERO_OFFSETS[layout], bool(data.get("desc_act"))
+    return QuantizedConfig("gptq", data.get("bits", 0), data.get("group_size", 0), offset, act_order=act_order)
+
+
+_READERS: dict[QuantMethod, Callable[[dict[str, Any], str], QuantizedConfig]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+}
 
 
 # Holds a language model of type mistral, or of a later one. Other multimodal folders are refused: their chat templates
