@@ -228,18 +228,12 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
 
 
 def _pinned(pin: Path) -> str | None:
-    """The commit in ``pin``; None if it is missing or holds no whole commit hash."""
+    """The commit in ``pin``; None if it cannot be read or holds no whole commit hash: the newest is pinned then."""
     try:
         known = pin.read_text(errors="replace").strip()
-    except FileNotFoundError:
+    except OSError:
         return None
-    except OSError as error:
-        logger.warning("%s: the pinned commit cannot be read (%s); the newest is taken", pin, error)
-        return None
-    if _COMMIT.fullmatch(known):
-        return known
-    logger.warning("%s: holds no commit hash; the newest is taken and pinned", pin)
-    return None
+    return known if _COMMIT.fullmatch(known) else None
 
 
 def _write_pin(pin: Path, repository: str, commit: str) -> None:
