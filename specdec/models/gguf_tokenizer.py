@@ -9,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from specdec.atomic_file import replacing
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import well_formed
 from specdec.models.embedding import gguf_pooling
@@ -249,10 +248,8 @@ class TokenizerCache:
         data = {"format": _FORMAT, "sha256": hashlib.sha256(raw).hexdigest(), "info": asdict(info)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as temporary:
-                made = Path(temporary) / "made"
-                made.write_bytes(json.dumps(data).encode() + b"\n" + raw)
-                os.replace(made, self._place(key))
+            with replacing(self._place(key), 0o666) as file:
+                file.write(json.dumps(data).encode() + b"\n" + raw)
         except OSError as error:
             logger.warning("%s: tokenizer cannot be cached (%s)", self._folder, error)
 

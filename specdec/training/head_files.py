@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 import specdec
+from specdec.atomic_file import replacing
 from specdec.engine.build import host_embedding
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.decoder import Decoder
@@ -135,10 +135,7 @@ def write_head(
     }
     try:
         for name, data in files.items():
-            fresh = folder / (name + ".new")
-            fresh.write_bytes(data)
-            fresh.replace(folder / name)
+            with replacing(folder / name, 0o666) as file:
+                file.write(data)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None

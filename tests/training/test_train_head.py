@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,13 +139,10 @@ def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    write = Path.write_bytes
-
-    def full_file(path: Path, data: bytes) -> None:
-        write(path, data[:1])
+    def full_file(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full_file)
+    monkeypatch.setattr(os, "fsync", full_file)
     head = nn.Linear(2, 2)
     head.published = dict  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="free some space"):
