@@ -35,7 +35,7 @@ def numeric_fingerprint(model: LoadedModel[Any], kv_dtype: str, mode: NumericMod
     tokenizer = model.tokenizer
     edges = [tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids]
     parts = {
-        "weights": [model.bits, asdict(model.config), tokenizer.fingerprint, edges],
+        "weights": [model.digest, asdict(model.config), tokenizer.fingerprint, edges],
         "numeric types": [model.dtype, kv_dtype],
         "kernels or processor": [arithmetic, mode, _rotary_bits(model.config)],
         "release": [specdec.__version__, {name: version(name) for name in _DECIDING}],

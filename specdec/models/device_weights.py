@@ -238,7 +238,7 @@ def load_device_model(
     tokenizer = checked_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if _stays_int4(source, types) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{types.name}|{held}".encode()).hexdigest()
-    return LoadedModel(checkpoint.name, source.config, held, weights, tokenizer, digest, digest)
+    return LoadedModel(checkpoint.name, source.config, held, weights, tokenizer, digest)
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

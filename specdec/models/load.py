@@ -29,8 +29,7 @@ class LoadedModel(Generic[L]):
     dtype: str  # of the layers' weights, for people
     weights: ModelWeights[L]
     tokenizer: Tokenizer
-    digest: str = ""  # over the source of the weights and their type; the same in every process
-    bits: str = ""  # over the packed weights in memory; on a GPU over the files they were read from
+    digest: str = ""  # over the packed weights; on a GPU over the source they were read from and their type
 
 
 HostModel = LoadedModel[HostLinear]
@@ -67,17 +66,17 @@ def load_model(
         check_memory(checkpoint.name, file.nbytes, dtype)
         buffer = cache.read(file, progress)
     if file is not None and buffer is not None:
-        config, bits = file.config, file.bits
+        config, digest = file.config, file.digest
     else:
         source = checkpoint.open()
         check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
         config, buffer = source.config, pack_model(source, dtype, progress, round_blocks)
         sums = sums_of(buffer)
-        bits = digest_of(buffer.layout, sums)
+        digest = digest_of(buffer.layout, sums)
         if checkpoint.keeps_packed:
             cache.write(config, buffer, sums)
     tokenizer = checked_tokenizer(checkpoint, config, cache_dir)
-    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
+    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, digest)
 
 
 def checked_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path) -> Tokenizer:

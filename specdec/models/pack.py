@@ -253,7 +253,7 @@ class PackedFile:
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise PackedFileError(str(error)) from None
         self.nbytes = layout_bytes(self.layout)
-        self.bits = digest_of(self.layout, self._sums)
+        self.digest = digest_of(self.layout, self._sums)
         if size != self._start + self.nbytes or len(self._sums) != len(_chunks(self.nbytes)):
             raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
 

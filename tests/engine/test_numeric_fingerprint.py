@@ -84,7 +84,7 @@ def test_one_weight_with_one_different_bit_is_another_model(folder: Path, tmp_pa
     norm[3] = torch.nextafter(norm[3].float(), torch.tensor(9.0)).to(norm.dtype) if norm.dtype == torch.float32 else 0.5
     save_file(tensors, file, metadata={"format": "pt"})
     models = [load_model(str(each), dtype="int8", cache_dir=tmp_path / "c") for each in (folder, changed, folder)]
-    assert models[0].bits == models[2].bits != models[1].bits
+    assert models[0].digest == models[2].digest != models[1].digest
 
 
 def test_a_stream_reports_the_fingerprint_to_resume_with() -> None:

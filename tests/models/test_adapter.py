@@ -128,7 +128,7 @@ def test_a_hub_id_and_a_changed_adapter(
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(adapter))
     first = load("org/Tuned", tmp_path)
     assert first.name == "Tuned"
-    assert load("org/Tuned", tmp_path).bits == first.bits
+    assert load("org/Tuned", tmp_path).digest == first.digest
     adapter = Path(shutil.copytree(adapter, tmp_path / "next"))
     change(adapter, lora_alpha=24)
     second = load("org/Tuned", tmp_path)
@@ -136,7 +136,7 @@ def test_a_hub_id_and_a_changed_adapter(
     change(adapter, base_model_name_or_path=str(other))
     third = load("org/Tuned", tmp_path)
     change_tensors(adapter, lambda tensors: tensors.update({name: t + 1 for name, t in tensors.items()}))
-    assert len({each.bits for each in (first, second, third, load("org/Tuned", tmp_path))}) == 4
+    assert len({each.digest for each in (first, second, third, load("org/Tuned", tmp_path))}) == 4
     assert len(list((tmp_path / "cache" / "packed").glob("Tuned*"))) == 1
     assert PackedCache(tmp_path / "cache" / "packed", resolve("org/Tuned", tmp_path / "cache", silent), "fp32").open()
 
@@ -146,7 +146,7 @@ def test_factors_in_bf16(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     change_tensors(adapter, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
     exact = Path(shutil.copytree(adapter, tmp_path / "exact"))
     change_tensors(exact, lambda tensors: tensors.update({name: t.float() for name, t in tensors.items()}))
-    assert load(adapter, tmp_path).bits == load(exact, tmp_path).bits
+    assert load(adapter, tmp_path).digest == load(exact, tmp_path).digest
 
 
 def test_the_tokenizer_of_the_adapter(tiny: Callable[[str], Path], tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ def test_the_tokenizer_of_the_adapter(tiny: Callable[[str], Path], tmp_path: Pat
 
 def test_factors_of_an_image_encoder_are_left_out(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     adapter = make_adapter(tiny("llama"), tmp_path / "tuned")
-    bits = load(adapter, tmp_path).bits
+    digest = load(adapter, tmp_path).digest
     tower = "base_model.model.model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.lora_{}.weight"
     change_tensors(adapter, lambda t: t.update({tower.format(x): torch.ones(4, 4) for x in "AB"}))
-    assert load(adapter, tmp_path).bits == bits
+    assert load(adapter, tmp_path).digest == digest
 
 
 @pytest.mark.parametrize(
