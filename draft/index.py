@@ -51,7 +51,6 @@ class IndexShelf:
     def __init__(self, paths: Mapping[str, Path], fingerprint: str) -> None:
         self._fingerprint = fingerprint
         self._indexes = {name: self._open(name, path) for name, path in paths.items()}
-        self._refused: dict[str, tuple[int, int, int]] = {}
 
     def get(self, names: Seq[str] | None) -> list[TokenIndex]:
         """The indexes ``names`` (None: all), at most `MAX_INDEXES`; unknown names are skipped."""
@@ -64,13 +63,13 @@ class IndexShelf:
             version = file_version(index.path.stat())
         except OSError:  # deleted; the mapping stays readable
             return index
-        if version != index.version and version != self._refused.get(name):
+        if version != index.version:
             try:
                 # Without the checksum, which would delay the step. The file was renamed into place, so it is complete.
                 index = self._indexes[name] = self._open(name, index.path, check=False)
             except ConfigError as error:
                 _LOG.warning("%s; the previous index stays in use", error)
-                self._refused[name] = version
+                index.version = version  # of the file that is not tried again
         return index
 
     def _open(self, name: str, path: Path, *, check: bool = True) -> TokenIndex:

@@ -60,7 +60,7 @@ class IndexHeader:
 class TokenIndex:
     """A mapped index file. It stays readable when the file is replaced.
 
-    version: changes when the file is replaced. check: verify the checksum, a third of a second for 250 MB.
+    version: of the file, by `file_version`. check: verify the checksum, a third of a second for 250 MB.
 
     Raises:
         ConfigError: the file cannot be read, is no index, or is damaged.
