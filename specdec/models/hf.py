@@ -550,9 +550,12 @@ def readable(folder: Path, tensor: str) -> Iterator[None]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder: those the index names, or else all there are; ModelError when none."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
+    """The safetensors files of a model folder: model.safetensors, whatever else is there, as transformers has it; else
+    those the index names; else all there are. ModelError when there are none."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists():
+        files = [whole]
+    elif index.exists():
         with well_formed(str(index)):
             names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
         if any(Path(name).name != name for name in names):

@@ -355,6 +355,16 @@ def test_wrong_configurations_are_rejected(
     assert "\n" not in str(caught.value)
 
 
+def test_bug_files_beside_the_weights_are_no_part_of_them(tiny: Tiny, tmp_path: Path) -> None:
+    """An adapter that was trained with its embedding, and the index of shards that were saved there before."""
+    folder = _copy(tiny("llama"), tmp_path)
+    save_file({"base_model.model.model.embed_tokens.weight": torch.ones(384, 64)}, folder / "adapter_model.safetensors")
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    digests = {load_model(str(each), dtype="fp32", cache_dir=tmp_path).digest for each in (folder, tiny("llama"))}
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
 def test_truncated_weights_are_rejected(keep: int, tiny: Tiny, tmp_path: Path) -> None:
     folder = _copy(tiny("llama"), tmp_path)
