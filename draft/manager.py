@@ -49,22 +49,20 @@ class DrafterManager:
         self.models = [d.name for d in drafters if d.model_based]  # whose proposals take a forward
         self.tree_rows = {d.name: d.tree_rows for d in drafters}  # see `Drafter`
         self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
-        self._begun: dict[Sequence, list[Drafter]] = {}  # per sequence, the drafters that started it
-        self._enabled: dict[Sequence, set[str]] = {}  # the enabled ones among them
+        self._enabled: dict[Sequence, dict[str, bool]] = {}  # of the drafters that started a sequence
         self._faults = dict.fromkeys(self._drafters, 0)
         self._suspended_until = dict.fromkeys(self._drafters, -math.inf)
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence starts. Of the drafters that its request names, those that can draft for it begin."""
         allowed = sequence.request.speculation.drafters if sequence.drafts else ()
-        begun = self._begun[sequence] = []
-        for drafter in self._drafters.values():
+        enabled = self._enabled[sequence] = {}
+        for name, drafter in self._drafters.items():
             try:
-                if selects(allowed, drafter.name) and drafter.serves(sequence):
-                    begun.append(drafter)
+                if selects(allowed, name) and drafter.serves(sequence):
+                    enabled[name] = True
             except Exception:
-                logger.exception("drafter %s failed; it is disabled for a request", drafter.name)
-        self._enabled[sequence] = {d.name for d in begun}
+                logger.exception("drafter %s failed; it is disabled for a request", name)
         self._notify(sequence, lambda drafter: drafter.begin(sequence))
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
@@ -81,7 +79,7 @@ class DrafterManager:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence ended. Disabled drafters release their state too."""
-        self._enabled[sequence] = {d.name for d in self._begun.pop(sequence, [])}
+        self._enabled[sequence] = dict.fromkeys(self._enabled.get(sequence, ()), True)
         self._notify(sequence, lambda drafter: drafter.end(sequence))
         del self._enabled[sequence]
 
@@ -97,13 +95,13 @@ class DrafterManager:
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether any drafter may propose for a sequence that drafts, also before `begin`."""
-        if sequence in self._begun:
-            return bool(self._enabled[sequence])
+        if sequence in self._enabled:
+            return any(self._enabled[sequence].values())
         return any(selects(sequence.request.speculation.drafters, name) for name in self._drafters)
 
     def may_propose(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for the sequence now."""
-        if name not in self._enabled.get(sequence, ()):
+        if not self._enabled.get(sequence, {}).get(name):
             return False
         until = self._suspended_until[name]
         return until == -math.inf or self._clock() >= until
@@ -191,14 +189,13 @@ class DrafterManager:
         fault = sys.exc_info()[0] is not None
         logger.error("drafter %s %s; it is disabled for %d request(s)", name, what, len(sequences), exc_info=fault)
         for sequence in sequences:
-            self._enabled.get(sequence, set()).discard(name)
+            if name in self._enabled.get(sequence, ()):
+                self._enabled[sequence][name] = False
 
     def _notify(self, sequence: Sequence, call: Callable[[Drafter], None]) -> None:
-        enabled = self._enabled.get(sequence, set())
-        for name, drafter in self._drafters.items():
-            if name not in enabled:
-                continue
-            try:
-                call(drafter)
-            except Exception:
-                self._disable(name, [sequence], "failed")
+        for name, enabled in self._enabled.get(sequence, {}).items():
+            if enabled:
+                try:
+                    call(self._drafters[name])
+                except Exception:
+                    self._disable(name, [sequence], "failed")
