@@ -180,6 +180,13 @@ def well_formed(where: str) -> Iterator[None]:
         raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); correct it or fetch it again") from None
 
 
+def positive_int(where: str, value: Any, most: int) -> int:
+    """``value``; ModelError, which begins with ``where``, unless it is an integer from 1 to ``most``."""
+    if type(value) is not int or not 0 < value <= most:
+        raise ModelError(f"{where} must be a positive integer, at most {most}, got {value!r:.100}")
+    return value
+
+
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
 MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
 _LFS_BYTES = 1024  # that a pointer of Git LFS may have

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import StoredBlocks, TensorSource, check_regular, well_formed
+from specdec.models.checkpoint import StoredBlocks, TensorSource, check_regular, positive_int, well_formed
 from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
 from specdec.models.tokenizer import MAX_MERGES
 
@@ -302,12 +302,7 @@ class _Reader:
             value = value[0]
         if isinstance(value, list):
             raise UnsupportedModelError(f"{self.file.path}: '{key}' differs between layers; use another model")
-        if not isinstance(value, int) or not 0 < value <= most:
-            raise ModelError(
-                f"{self.file.path}: metadata '{self.architecture}.{key}' must be a positive integer, "
-                f"at most {most}, got {value!r:.100}"
-            )
-        return value
+        return positive_int(f"{self.file.path}: metadata '{self.architecture}.{key}'", value, most)
 
     def _scale(self, key: str, default: float) -> float:
         """A factor; ``default`` where the file leaves it out or gives 0."""

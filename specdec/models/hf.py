@@ -15,6 +15,7 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import (
     TensorSource,
     check_regular,
+    positive_int,
     read_json,
     well_formed,
 )
@@ -295,12 +296,7 @@ class _Reader:
             raise UnsupportedModelError(f"{self.name}: 'is_causal' false is not supported; use a causal model")
 
     def _int(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
-        value = self.data.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelError(f"{self.name}: config.json: '{key}' must be a positive integer, got {value!r}")
-        if value > most:
-            raise ModelError(f"{self.name}: config.json: '{key}' must be at most {most}, got {value}")
-        return value
+        return positive_int(f"{self.name}: config.json: '{key}'", self.data.get(key, default), most)
 
     def _factor(self, key: str, default: float) -> float:
         """A factor of Granite's; ``default`` in other families."""
