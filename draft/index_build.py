@@ -178,7 +178,10 @@ def build_index(
         text.add(each)
     progress("reading files", len(paths), len(paths))
     if not text.files:
-        raise ConfigError(f"{', '.join(sources.roots)}: no text to index, or patterns leave all of it out")
+        raise ConfigError(
+            f"{', '.join(sources.roots)}: no text to index: files must be UTF-8 of at most {MAX_FILE_BYTES >> 20} MiB, "
+            "and patterns may leave them out"
+        )
     if former is not None and former.path == path and former.files == text.files:
         header = former.header
         if sources == IndexSources(header.roots, header.only, header.exclude):

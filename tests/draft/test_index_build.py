@@ -172,7 +172,7 @@ def test_binary_files_are_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 def test_an_empty_index_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     put(tmp_path / "src", _gitignore="*\n", a_py="x\n")
-    with pytest.raises(ConfigError, match="no text to index"):
+    with pytest.raises(ConfigError, match="no text to index: files must be UTF-8 of at most 1 MiB"):
         build(tmp_path, tokenizer)
     with pytest.raises(ConfigError, match="cannot be read"):
         list(find_files(IndexSources((str(tmp_path / "none"),))))
