@@ -146,7 +146,8 @@ def _bpe(file: GGUFFile, vocabulary: dict[str, int], merges: list[Any], **option
     try:
         return models.BPE(vocabulary, merges, **options)
     except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{file.path}: the vocabulary is inconsistent ({error}); fetch the file again") from None
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{file.path}: the vocabulary is inconsistent ({reason}); fetch the file again") from None
 
 
 def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
