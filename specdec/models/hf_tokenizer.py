@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from specdec.core.fields import encodable
 from specdec.errors import ModelError
 from specdec.models.checkpoint import MAX_TOKENIZER_BYTES, read_json, read_text_file, well_formed
 from specdec.models.embedding import folder_pooling
@@ -27,6 +28,10 @@ def load_hf_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
             "save_pretrained it into the folder"
         )
     serialised = read_text_file(path, MAX_TOKENIZER_BYTES)
+    try:
+        tokenizer = Tokenizer.shared(serialised, TokenizerInfo())
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
     settings, older, raw, generation = (
         read_json(folder / name) if (folder / name).exists() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
@@ -38,12 +43,8 @@ def load_hf_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     with well_formed(f"{folder}: tokenizer_config.json or special_tokens_map.json"):
         names = ((key, _content(settings.get(key) or older.get(key))) for key in _NAMED)
         named = {key: text for key, text in names if text is not None}
+        bos, eos = (tokenizer.token_id(named[key]) if key in named else None for key in ("bos_token", "eos_token"))
         template, tool_template = _chat_templates(folder, settings)
-    try:
-        tokenizer = Tokenizer.shared(serialised, TokenizerInfo())
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
-    bos, eos = (tokenizer.token_id(named[key]) if key in named else None for key in ("bos_token", "eos_token"))
     bos = next(iter(begins), None) if bos is None else bos
     if bos is not None and not 0 <= bos < vocab_size:
         raise ModelError(f"{folder}: begin token {bos} is none of the model's {vocab_size}; fetch it again")
@@ -88,6 +89,6 @@ def _chat_templates(folder: Path, settings: dict[str, Any]) -> tuple[str | None,
     named = {entry["name"]: entry["template"] for entry in given} if isinstance(given, list) else {"default": given}
     found = named.get("default", next(iter(named.values()), None)), named.get("tool_use")
     for each in found:
-        if not (each is None or isinstance(each, str)):
+        if not (each is None or (isinstance(each, str) and encodable(each))):
             raise TypeError(f"chat_template must be text, got {each!r}")
     return found

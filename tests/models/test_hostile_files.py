@@ -155,7 +155,9 @@ def test_fused_matrices_have_the_rows_of_their_parts(tiny: Tiny, tmp_path: Path)
         ("model.safetensors.index.json", '{"weight_map": {"a": 5}}'),
         ("tokenizer.json", DEEP),
         ("tokenizer_config.json", '{"bos_token": {"content": ["a"]}}'),
+        ("tokenizer_config.json", '{"bos_token": "\\ud800"}'),
         ("tokenizer_config.json", '{"chat_template": 5}'),
+        ("tokenizer_config.json", '{"chat_template": "\\ud800"}'),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
         ("chat_template.jinja", "\udcff"),
     ],
@@ -222,6 +224,7 @@ def test_metadata_of_gguf_files(name: str, value: Any, gguf_file: Path) -> None:
     with pytest.raises(ModelError) as caught:
         assert parse_gguf_config(file) is None or convert_gguf_tokenizer(file) is None
     assert str(gguf_file) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_pattern_of_windows_for_other_layers(tiny: Tiny, tmp_path: Path) -> None:
