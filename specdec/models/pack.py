@@ -86,7 +86,7 @@ def pack_model(
         buffer.view(role).copy_(source.vector(role))
     if isinstance(source, CutSource):
         buffer.view("output_ids").copy_(torch.from_numpy(source.output_ids))
-    jobs = _jobs(_Reader(source, round_blocks), dtype, buffer)
+    jobs = _Packing(source, buffer, round_blocks).jobs(dtype)
     label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
     with conversion_pool() as pool:
         futures = {pool.submit(job): size for size, job in jobs}
@@ -132,20 +132,61 @@ def check_shapes(source: TensorSource) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads rows of a checkpoint's matrices in the form they are packed from."""
+class _Packing:
+    """Packs the matrices of ``source`` into ``buffer``, slice by slice."""
 
     source: TensorSource
+    buffer: WeightsBuffer
     round_blocks: RoundBlocks
 
-    def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
+    def jobs(self, dtype: WeightDtype) -> list[tuple[int, Callable[[], None]]]:
+        """The work: (number of values, function)."""
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        for piece in linear_pieces(self.source, dtype):
+            plan = piece.plan
+            step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
+            bias = fused_bias(self.source, plan) if has_bias(plan, self.source) else None
+            if piece.order is not None:
+                self.buffer.view(piece.name + ".order").copy_(piece.order)
+            for low in range(0, plan.rows, step):
+                high = min(low + step, plan.rows)
+                jobs.append(((high - low) * plan.columns, partial(self._pack, piece, low, high, bias)))
+        embed = self.buffer.find("embed")
+        if embed is not None:
+            vocab, hidden = embed.shape
+            step = max(SLICE_VALUES // hidden, 1)
+            for low in range(0, vocab, step):
+                high = min(low + step, vocab)
+                jobs.append(((high - low) * hidden, partial(self._copy_embedding, embed, low, high)))
+        return jobs
+
+    def _pack(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> None:
+        packed = self._packed(piece, low, high, None if bias is None else bias[low:high])
+        first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
+        self.buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
+        channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
+        if packed.scale is not None:
+            self.buffer.view(piece.name + ".scale")[channels] = packed.scale
+        if packed.bias is not None:
+            self.buffer.view(piece.name + ".bias")[channels] = packed.bias
+
+    def _packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
+        if piece.kind not in FORMATS:
+            return pack_linear(fused_rows(self._rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+        blocks = fused_rows(lambda role, *rows: self._blocks(role, piece.kind, *rows), piece.plan, low, high)
+        return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
+
+    def _copy_embedding(self, embed: Tensor, low: int, high: int) -> None:
+        embed[low:high] = self._rows("embed", low, high)
+
+    def _blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
         """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
         stored = self.source.stored_blocks(role)
         if stored is not None and stored.kind == kind:
             return self.source.blocks(role, low, high)
-        return self.round_blocks(self.rows(role, low, high), cast(DraftKind, kind))
+        return self.round_blocks(self._rows(role, low, high), cast(DraftKind, kind))
 
-    def rows(self, role: str, low: int, high: int) -> Tensor:
+    def _rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows of ``role``, float32. What is no number is refused: packed to integers, it would be one."""
         values = self.source.rows(role, low, high)
         if not values.isfinite().all():
@@ -153,53 +194,6 @@ class _Reader:
                 f"{self.source.name}: tensor {role} holds values that are no finite numbers; fetch the model again"
             )
         return values
-
-    def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
-        """Rows of ``piece``, packed."""
-        if piece.kind not in FORMATS:
-            return pack_linear(fused_rows(self.rows, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
-        blocks = fused_rows(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
-        return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
-
-
-def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
-    """The work of packing, slice by slice: (number of values, function)."""
-    source = read.source
-    jobs: list[tuple[int, Callable[[], None]]] = []
-    for piece in linear_pieces(source, dtype):
-        plan = piece.plan
-        step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
-        bias = fused_bias(source, plan) if has_bias(plan, source) else None
-        if piece.order is not None:
-            buffer.view(piece.name + ".order").copy_(piece.order)
-        for low in range(0, plan.rows, step):
-            high = min(low + step, plan.rows)
-            jobs.append(((high - low) * plan.columns, partial(_pack_slice, read, piece, buffer, low, high, bias)))
-    embed = buffer.find("embed")
-    if embed is not None:
-        vocab, hidden = embed.shape
-        step = max(SLICE_VALUES // hidden, 1)
-        for low in range(0, vocab, step):
-            high = min(low + step, vocab)
-            jobs.append(((high - low) * hidden, partial(_embed_slice, read, embed, low, high)))
-    return jobs
-
-
-def _pack_slice(
-    read: _Reader, piece: LinearPiece, buffer: WeightsBuffer, low: int, high: int, bias: Tensor | None
-) -> None:
-    packed = read.packed(piece, low, high, None if bias is None else bias[low:high])
-    first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
-    buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
-    channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
-    if packed.scale is not None:
-        buffer.view(piece.name + ".scale")[channels] = packed.scale
-    if packed.bias is not None:
-        buffer.view(piece.name + ".bias")[channels] = packed.bias
-
-
-def _embed_slice(read: _Reader, embed: Tensor, low: int, high: int) -> None:
-    embed[low:high] = read.rows("embed", low, high)
 
 
 def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:
