@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
 
 from server.experiment.live.experiments import Experiments, ExperimentStatus
-from server.grpc.errors import Context, guarded
+from server.grpc.errors import Context
 from server.served_model import Models
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2_grpc
 from specdec.api.v1 import experiment_pb2 as pb
@@ -23,7 +23,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """``report_health`` is `GrpcServer.report_health`; ``drain_s`` is the default time of a drain."""
         self._models, self._report_health, self._drain_s = models, report_health, drain_s
 
-    @guarded
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         if not 0 <= timeout_s < math.inf:
@@ -34,11 +33,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await self._report_health()
         return admin_pb2.DrainResponse(running=await drained.drain(timeout_s))
 
-    @guarded
     async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
         return admin_pb2.FlushCacheResponse(pages=await self._models.named(request.model).client.flush_cache())
 
-    @guarded
     async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
         violations = ViolationCollector()
         violations.check(
@@ -55,23 +52,18 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    @guarded
     async def StartExperiment(self, request: pb.StartExperimentRequest, context: Context) -> pb.StartExperimentResponse:
         return pb.StartExperimentResponse(experiment=_message(await self._of(request).start(request.plan)))
 
-    @guarded
     async def StopExperiment(self, request: pb.StopExperimentRequest, context: Context) -> pb.StopExperimentResponse:
         return pb.StopExperimentResponse(experiment=_message(await self._of(request).stop(request.name)))
 
-    @guarded
     async def GetExperiment(self, request: pb.GetExperimentRequest, context: Context) -> pb.GetExperimentResponse:
         return pb.GetExperimentResponse(experiment=_message(await self._of(request).get(request.name)))
 
-    @guarded
     async def ListExperiments(self, request: pb.ListExperimentsRequest, context: Context) -> pb.ListExperimentsResponse:
         return pb.ListExperimentsResponse(experiments=map(_message, await self._of(request).statuses()))
 
-    @guarded
     async def GetExperimentResult(
         self, request: pb.GetExperimentResultRequest, context: Context
     ) -> pb.GetExperimentResultResponse:

@@ -27,7 +27,7 @@ from server.grpc.completion_messages import (
     suggestion_finished,
     suggestion_started,
 )
-from server.grpc.errors import Context, guarded
+from server.grpc.errors import Context
 from server.grpc.messages import event_message
 from server.grpc.request_reader import admit, read_files, read_gap, read_prediction, validate
 from server.hold_headers import DeferredHeaders
@@ -248,7 +248,6 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    @guarded
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
         model = self._models.find(request.model, Task.FILL)
         with model.gate.enter():
@@ -262,13 +261,11 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             if has_text:
                 model.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
-    @guarded
     async def CompleteSession(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.CompleteSessionRequest], context: Context
     ) -> None:
         await CompletionSession(self._models, context).run(request_iterator)
 
-    @guarded
     async def PredictEdit(self, request: pb.PredictEditRequest, context: Context) -> None:  # type: ignore[override]
         model = self._models.find(request.model)
         with model.gate.enter():
@@ -284,7 +281,6 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
                             model.outcomes.suggested(owner, asked.request_id)
                         await answer.write(event, message)
 
-    @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         outcome = read_outcome(request)
         outcomes = self._models.first.outcomes  # of all models

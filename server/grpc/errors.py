@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -33,35 +31,27 @@ _PLAN_BYTES = 400  # of a problem of an experiment's plan, which names a line, a
 _VIOLATIONS_BYTES = 3000  # of all fields and descriptions; violations beyond these are left out
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
-def guarded(method: Method) -> Method:
-    """Decorate a servicer's method: a `RequestError` becomes its status, any other exception INTERNAL."""
+async def refuse(context: Context, error: Exception) -> None:
+    """End the call with the status of ``error``, which is INTERNAL for any but a `RequestError`; raises, as
+    `context.abort` does. Called outside of ``except`` blocks.
 
-    @functools.wraps(method)
-    async def call(self: Any, request: Any, context: Context) -> Any:
-        try:
-            return await method(self, request, context)
-        except RequestError as error:
-            await refuse(context, error)
-        except Exception as error:
-            note_refusal(error)
-            request_id = getattr(request, "request_id", "") or "without an id"
-            _LOG.exception("%s: request %s", method.__name__, request_id)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
-
-    return call  # type: ignore[return-value]
-
-
-async def refuse(context: Context, error: RequestError) -> None:
-    """End the call with the status of ``error``; raises, as `context.abort` does."""
+    gRPC keeps what `context.abort` raises. So ``error`` loses its frames: a message in them would stay in memory until
+    the next full garbage collection.
+    """
     note_refusal(error)
+    call = current_call()
+    if not isinstance(error, RequestError):
+        place = "a gRPC call" if call is None else f"{call.endpoint}, request {call.request_id}"
+        _LOG.error("unexpected error in %s", place, exc_info=error)
+    error.__traceback__ = error.__context__ = None
+    if not isinstance(error, RequestError):
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
     code = grpc.StatusCode[error.grpc_code]
     if code == grpc.StatusCode.INTERNAL:
         _LOG.error("request failed: %s: %s", error.reason, error)
     status = rich_status(error)
-    call = current_call()
     trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID_HEADER, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
     if forbids_retry(error):

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from server.auth.principal import current_caller
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
-from server.grpc.errors import Context, guarded
+from server.grpc.errors import Context
 from server.grpc.messages import (
     event_message,
     info_message,
@@ -36,7 +36,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    @guarded
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
@@ -57,7 +56,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             response.samples.extend(sorted(samples, key=lambda sample: sample.index))
             return response
 
-    @guarded
     async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
         model = self._find(request)
         with model.gate.enter():
@@ -67,7 +65,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 async for event in stream:
                     await answer.write(event, event_message(generation_pb2.GenerateStreamResponse, event, name))
 
-    @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         model = self._find(request)
         with model.gate.enter():
@@ -81,14 +78,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                         response.timings.CopyFrom(timings_message(event.timings))
             return response
 
-    @guarded
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         if not request.request_id:
             raise InvalidRequestError.of("request_id", "must not be empty")
         aborted = [model.admission.abort(current_caller(), request.request_id) for model in self._models]
         return generation_pb2.AbortResponse(aborted=any(aborted))
 
-    @guarded
     async def Tokenize(
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
@@ -107,7 +102,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             )
         return generation_pb2.TokenizeResponse(token_ids=ids)
 
-    @guarded
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
@@ -133,14 +127,12 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    @guarded
     async def GetServerInfo(
         self, request: model_pb2.GetServerInfoRequest, context: Context
     ) -> model_pb2.GetServerInfoResponse:
         model = self._models.named(request.model)
         return info_message(model.info, model.client.engine.restarts)
 
-    @guarded
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
         models: list[model_pb2.Model] = []
         for model in self._models:
@@ -151,11 +143,9 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
                 models.append(model_pb2.Model(name=draft, role=model_pb2.MODEL_ROLE_DRAFT))
         return model_pb2.ListModelsResponse(models=models)
 
-    @guarded
     async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
         return load_message(self._models.named(request.model).client.engine.load)
 
-    @guarded
     async def GetTrace(self, request: model_pb2.GetTraceRequest, context: Context) -> model_pb2.GetTraceResponse:
         """Asks the engine process, also while the server drains."""
         limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS

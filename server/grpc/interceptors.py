@@ -16,7 +16,6 @@ from grpc_health.v1 import health, health_pb2
 from server.auth.access import Access
 from server.auth.principal import check_admin, set_caller
 from server.body_budget import BodyBudget, MessageReads
-from server.errors import BodiesFullError
 from server.grpc.errors import Context, refuse
 from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
@@ -135,8 +134,8 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
     """Reads the messages of every call within the limits; the last of a server's interceptors.
 
     Methods are served as streams of bytes, which look the same on the wire. So a message takes room when its size is
-    known, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and one
-    that cannot be unpacked is refused with a reason.
+    known, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and what
+    is wrong with it or with the call becomes a status with a reason.
     """
 
     def __init__(self, budget: BodyBudget) -> None:
@@ -154,23 +153,18 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
         deserializer: Any = handler.request_deserializer
         read = partial(_read, deserializer, method.input_type)
         serve = self._serve_stream if method.client_streaming else self._serve
-        return with_behaviour(handler, partial(_forgetting, partial(serve, behaviour, read)))
+        return with_behaviour(handler, partial(_answered, partial(serve, behaviour, read)))
 
     async def _serve(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
         """Serve a call of one message. gRPC's iterator would keep a message that is not the last."""
         with self._budget.body() as body:
-            try:
-                async with self._reads.place():
-                    data = await context.read()
-                    if data is grpc.aio.EOF:
-                        raise InvalidRequestError.of("message", "is missing")
-                    await body.reserve(len(data))
-            except (BodiesFullError, InvalidRequestError) as error:
-                return await refuse(context, error)
+            async with self._reads.place():
+                data = await context.read()
+                if data is grpc.aio.EOF:
+                    raise InvalidRequestError.of("message", "is missing")
+                await body.reserve(len(data))
             request = await self._unpack(read, data)
             del data
-            if isinstance(request, InvalidRequestError):
-                return await refuse(context, request)
             return await behaviour(request, context)
 
     async def _serve_stream(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
@@ -182,8 +176,6 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
                     await body.reserve(len(data))
                     request = await self._unpack(read, data)
                 del data
-                if isinstance(request, InvalidRequestError):
-                    raise request
                 yield request
 
         return await behaviour(unpacked(), context)
@@ -195,25 +187,27 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             return await asyncio.to_thread(read, data)
 
 
-async def _forgetting(behaviour: Behaviour, messages: AsyncIterator[bytes], context: Context) -> Any:
-    """Call ``behaviour``, and drop the frames of a call that was aborted.
-
-    gRPC keeps the exception in the call's context, which the frames refer to: the message in them would stay in memory
-    until the next full garbage collection.
-    """
+async def _answered(behaviour: Behaviour, messages: AsyncIterator[bytes], context: Context) -> Any:
+    """Call ``behaviour``; what it raises becomes the status of the call."""
     try:
         return await behaviour(messages, context)
-    except grpc.aio.AbortError as error:
-        error.__traceback__ = error.__context__ = None
+    except grpc.aio.AbortError as error:  # a health check ends itself
+        error.__traceback__ = error.__context__ = None  # as in `refuse`
         raise
+    except Exception as error:
+        failed = error
+    await refuse(context, failed)
 
 
 def _read(deserializer: Callable[[bytes], Any], descriptor: Descriptor, data: bytes) -> Any:
-    """Return the message, or why it is refused: a raised error would keep ``data`` in its frames."""
+    """Return the message.
+
+    Raises:
+        InvalidRequestError: it is none of the method's, or exceeds `check_wire`.
+    """
+    check_wire(data, descriptor)
     try:
-        check_wire(data, descriptor)
         return deserializer(data)
     except DecodeError:
-        return InvalidRequestError.of("message", "is no message of this method; build it from the .proto files served")
-    except InvalidRequestError as error:
-        return error.with_traceback(None)
+        problem = "is no message of this method; build it from the .proto files served"
+        raise InvalidRequestError.of("message", problem) from None
