@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -21,20 +21,69 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 Values = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The field of a message that has a parameter."""
+
+    param: Param
+    field: FieldDescriptor
+    name: str  # of the field
+    holder: str  # the message's own field in which it lies; empty: it is one
+    is_map: bool
+
+    @property
+    def prefix(self) -> str:
+        """What the names of an enum's values begin with."""
+        return f"{self.name.upper()}_"
+
+
+@cache
+def _places(record: Any, descriptor: Descriptor) -> tuple[_Place, ...]:
+    """Return the places of those parameters of ``record`` that the message has."""
+    found: list[_Place] = []
+    for each in params_of(record):
+        holder, _, name = each.path.rpartition(".")
+        owner: Descriptor | None = descriptor
+        if holder:
+            outer = descriptor.fields_by_name.get(holder)
+            owner = None if outer is None else outer.message_type
+        if owner is not None and name in owner.fields_by_name:
+            field = owner.fields_by_name[name]
+            found.append(_Place(each, field, name, holder, field.message_type is not None))
+    return tuple(found)
+
+
 def read_values(record: Any, message: Message, violations: ViolationCollector, prefix: str = "") -> Values:
-    """Return the parameters of ``record`` that ``message`` sets, by name.
+    """Return the parameters of ``record`` that ``message`` sets, by name. All fields without presence of an inner
+    message that is set count as set.
 
     Adds unknown values of enums to ``violations``, with ``prefix`` before the field's name.
     """
     found: Values = {}
-    readers = _readers(record, message.DESCRIPTOR)
-    for field, value in message.ListFields():
-        read = readers.get(field.name)
-        if read is not None:
-            try:
-                found |= read(value)
-            except _UnknownValueError as error:
-                violations.check(False, prefix + field.name, str(error))
+    given = {field.name: value for field, value in message.ListFields()}
+    for place in _places(record, message.DESCRIPTOR):
+        value = given.get(place.holder or place.name)
+        if value is None:
+            continue
+        field, each = place.field, place.param
+        if place.holder:
+            if field.has_presence and not value.HasField(place.name):
+                continue
+            value = getattr(value, place.name)
+        if place.is_map:
+            value = tuple(sorted(value.items()))
+        elif field.is_repeated:
+            value = tuple(value)
+        elif field.enum_type is not None:
+            known = field.enum_type.values_by_number.get(value)
+            if known is None:
+                names = ", ".join(one.name for one in field.enum_type.values)
+                violations.check(False, prefix + place.name, f"unknown value {value}; one of {names}")
+                continue
+            value = type(each.default)(known.name.removeprefix(place.prefix).lower())
+        elif each.scale != 1:
+            value = value / each.scale
+        found[each.name] = value
     return found
 
 
@@ -46,111 +95,30 @@ def read_params(record: type[Record], message: Message, violations: ViolationCol
 def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
     """Set in ``message`` every parameter of ``record`` that it has a field for and that is not None."""
     kind: Any = type(record)
-    names = _writers(kind, message.DESCRIPTOR)
-    return fill_values(message, kind, {name: getattr(record, name) for name in names})
+    return fill_values(message, kind, {each.name: getattr(record, each.name) for each in params_of(kind)})
 
 
 def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> AnyMessage:
     """As `fill_params`, from ``values`` by parameter name."""
-    for name, write in _writers(record, message.DESCRIPTOR).items():
-        if values.get(name) is not None:
-            write(message, values[name])
+    for place in _places(record, message.DESCRIPTOR):
+        each, name, owner = place.param, place.name, message
+        value = values.get(each.name)
+        if value is None:
+            continue
+        if place.holder:
+            if value == each.default:
+                continue  # the inner message's presence may have a meaning
+            owner = getattr(message, place.holder)
+            owner.SetInParent()
+        if place.is_map:
+            getattr(owner, name).update(dict(value))
+        elif place.field.is_repeated:
+            getattr(owner, name).extend(value)
+        elif (enum := place.field.enum_type) is not None:
+            setattr(owner, name, enum.values_by_name[f"{place.prefix}{value.upper()}"].number)
+        else:
+            setattr(owner, name, value if each.scale == 1 else value * each.scale)
     return message
-
-
-class _UnknownValueError(ValueError):
-    """An unknown value of an enum."""
-
-
-@cache
-def _writers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any, Any], None]]:
-    """Return the setters of a message's fields, by parameter name."""
-    return {
-        each.name: _writer(each, descriptor)
-        for each in params_of(record)
-        if each.path.partition(".")[0] in descriptor.fields_by_name
-    }
-
-
-def _writer(each: Param, descriptor: Descriptor) -> Callable[[Any, Any], None]:
-    head, _, rest = each.path.partition(".")
-    field, scale = descriptor.fields_by_name[head], each.scale
-    if rest:
-        assert field.message_type is not None
-        write = _writer(replace(each, path=rest), field.message_type)
-        return lambda message, value: _write_inner(getattr(message, head), write, value, each.default)
-    if field.message_type is not None:  # a map
-        return lambda message, value: getattr(message, head).update(dict(value))
-    if field.is_repeated:
-        return lambda message, value: getattr(message, head).extend(value)
-    if field.enum_type is not None:
-        numbers = {v.name.removeprefix(_enum_prefix(field)).lower(): v.number for v in field.enum_type.values}
-        return lambda message, value: setattr(message, head, numbers[value])
-    if scale != 1:
-        return lambda message, value: setattr(message, head, value * scale)
-    return lambda message, value: setattr(message, head, value)
-
-
-def _write_inner(message: Any, write: Callable[[Any, Any], None], value: Any, default: Any) -> None:
-    """Set a field of an inner message. A default is not set, since the message's presence may have a meaning."""
-    if value != default:
-        message.SetInParent()
-        write(message, value)
-
-
-@cache
-def _readers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any], Values]]:
-    """Return the readers of a message's fields, by field name."""
-    found: dict[str, Callable[[Any], Values]] = {}
-    inner: dict[str, list[Param]] = {}
-    for each in params_of(record):
-        head, _, rest = each.path.partition(".")
-        field = descriptor.fields_by_name.get(head)
-        if field is not None and rest:
-            inner.setdefault(head, []).append(each)
-        elif field is not None:
-            found[head] = _reader(each, field)
-    return found | {
-        head: _inner_reader(params, descriptor.fields_by_name[head].message_type) for head, params in inner.items()
-    }
-
-
-def _reader(each: Param, field: FieldDescriptor) -> Callable[[Any], Values]:
-    name, scale = each.name, each.scale
-    if field.message_type is not None:  # a map
-        return lambda value: {name: tuple(sorted(value.items()))}
-    if field.is_repeated:
-        return lambda value: {name: tuple(value)}
-    if field.enum_type is not None:
-        return lambda value: _enum_value(each, field, value)
-    if scale != 1:
-        return lambda value: {name: value / scale}
-    return lambda value: {name: value}
-
-
-def _inner_reader(params: list[Param], descriptor: Descriptor | None) -> Callable[[Any], Values]:
-    """Return a reader of an inner message. Its fields without presence count as set."""
-    assert descriptor is not None
-    paths = [(each.name, each.path.partition(".")[2]) for each in params]
-    leaves = [(name, leaf, descriptor.fields_by_name[leaf].has_presence) for name, leaf in paths]
-
-    def read(message: Any) -> Values:
-        return {name: getattr(message, leaf) for name, leaf, asks in leaves if not asks or message.HasField(leaf)}
-
-    return read
-
-
-def _enum_prefix(field: FieldDescriptor) -> str:
-    return f"{field.name.upper()}_"
-
-
-def _enum_value(each: Param, field: FieldDescriptor, number: int) -> Values:
-    assert field.enum_type is not None
-    known = field.enum_type.values_by_number.get(number)
-    if known is None:
-        names = ", ".join(value.name for value in field.enum_type.values)
-        raise _UnknownValueError(f"unknown value {number}; one of {names}")
-    return {each.name: type(each.default)(known.name.removeprefix(_enum_prefix(field)).lower())}
 
 
 def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
