@@ -1,29 +1,20 @@
-"""llama.cpp's dialect: /infill, /completion, /props, /slots, /apply-template, /tokenize, /detokenize, /health."""
+"""llama.cpp's dialect: /infill and /completion, /props, /slots, /apply-template, /tokenize, /detokenize, /health."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import specdec
 from server.errors import DrainingError
-from server.http.answering import Answer, Sample, answer, omitted_lines, sse
+from server.http.answering import answering, sse
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
 from server.http.fields import CONVERSATION, MODEL, read_conversation
-from server.http.llamacpp_request import (
-    COMPLETION_FIELDS,
-    INFILL_FIELDS,
-    LlamaRequest,
-    parse_completion,
-    parse_infill,
-    probabilities,
-)
+from server.http.llamacpp_completions import COMPLETION_FIELDS, INFILL_FIELDS, parse_completion, parse_infill
 from server.http.openai_format import ERROR_TYPES
 from server.http.tool_use import read_tools
 from server.request_fields import IDS, TEXT, Field, Table, flag_field, text_field
 from server.served_model import Task
-from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import EngineDeadError
 from specdec.models.tokenizer import Tokenizer
 
@@ -38,147 +29,6 @@ def _error_body(refusal: Refusal) -> dict[str, Any]:
         limit, got = refusal.too_long
         error |= {"type": "exceed_context_size_error", "n_prompt_tokens": got, "n_ctx": limit + 1}
     return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
-
-
-_WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
-_LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
-
-
-def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """The values at ``paths`` that exist, each under its whole path."""
-    chosen: dict[str, Any] = {}
-    for path in paths:
-        value: Any = found
-        for name in path.split("/"):
-            if not isinstance(value, dict) or name not in value:
-                break
-            value = value[name]
-        else:
-            chosen[path] = value
-    return chosen
-
-
-def timings(end: Finished) -> dict[str, Any]:
-    """Milliseconds and tokens per second, 0 without tokens. Drafts are counted as in llama.cpp."""
-    computed, made = end.usage.prompt_tokens - end.usage.cached_tokens, end.usage.output_tokens
-    return {
-        "cache_n": end.usage.cached_tokens,
-        **_rates("prompt", computed, end.timings.prefill_ms),
-        **_rates("predicted", made, end.timings.decode_ms),
-        "draft_n": end.stats.num_draft_tokens,
-        "draft_n_accepted": end.stats.num_accepted_draft_tokens,
-    }
-
-
-def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
-    return {
-        f"{name}_n": tokens,
-        f"{name}_ms": ms,
-        f"{name}_per_token_ms": ms / tokens if tokens else 0.0,
-        f"{name}_per_second": tokens * 1e3 / ms if ms > 0 else 0.0,
-    }
-
-
-class LlamaAnswer(Answer):
-    """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
-    Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
-
-    def __init__(self, call: Call, parsed: LlamaRequest) -> None:
-        super().__init__(call, [parsed.request], stream=parsed.stream)
-        self._parsed, self._model, self._notes = parsed, call.model.name, call.notes()
-        self._made = [0] * parsed.request.sampling.n
-        self._with_new_line: set[int] = set()  # samples
-
-    def take(self, event: RequestEvent) -> bytes:
-        if isinstance(event, Finished):
-            return sse(self._result("", [], event, has_new_line=event.index in self._with_new_line))
-        if not isinstance(event, Delta):
-            return b""
-        self._made[event.index] += len(event.token_ids)
-        if "\n" in event.text:
-            self._with_new_line.add(event.index)
-        if not event.text and not self._parsed.return_tokens and not event.logprobs:
-            return b""
-        found: dict[str, Any] = {
-            "index": event.index,
-            "content": event.text,
-            "tokens": event.token_ids if self._parsed.return_tokens else [],
-            "stop": False,
-            "id_slot": 0,
-            "tokens_predicted": self._made[event.index],
-            "tokens_evaluated": len(self.request.prompt_ids),
-        }
-        if event.logprobs:
-            found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
-        return sse(found)
-
-    def whole(self, samples: Sequence[Sample]) -> Any:
-        """Several samples are a list, one is not."""
-        found, wanted = [], self.request.output.logprobs is not None
-        for each in samples:
-            rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
-            found.append(self._result(each.text, each.token_ids, each.end, rows))
-        return found if len(found) > 1 else found[0]
-
-    def _result(
-        self,
-        text: str,
-        token_ids: list[int],
-        end: Finished,
-        rows: list[dict[str, Any]] | None = None,
-        *,
-        has_new_line: bool = False,
-    ) -> dict[str, Any]:
-        """All fields of a sample's end, or the requested ones.
-
-        ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. rows: of
-        probabilities; None: they were not requested, or already sent. has_new_line: whether text already sent has one.
-        """
-        usage, reason = end.usage, end.reason
-        stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
-        kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
-        sampling, paths = self.request.sampling, self._parsed.response_fields
-        found = {
-            "index": end.index,
-            "content": text,
-            "tokens": token_ids if self._parsed.return_tokens else [],
-            "id_slot": 0,
-            "stop": True,
-            "model": self._model,
-            "tokens_predicted": usage.output_tokens,
-            "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": {
-                "seed": self.totals.seed,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "n_predict": self._parsed.n_predict,
-                "stop": self.request.stopping.stop,
-                "speculation": self.request.speculation.mode,
-            },
-            "has_new_line": has_new_line or "\n" in text,
-            "truncated": False,
-            "stop_type": "none" if reason is FinishReason.ABORTED else kind,
-            "stopping_word": stopped,
-            "tokens_cached": usage.prompt_tokens + usage.output_tokens,
-            "timings": timings(end),
-            **omitted_lines(usage),
-            **self._notes,
-        }
-        if rows is not None:
-            found["completion_probabilities"] = rows
-        return found if paths is None else picked(found, paths)
-
-
-async def infill(call: Call) -> None:
-    """Fill a gap."""
-    await answer(call, LlamaAnswer(call, await parse_infill(call)))
-
-
-async def complete(call: Call) -> None:
-    """Continue a text."""
-    await answer(call, LlamaAnswer(call, await parse_completion(call)))
 
 
 async def tokenize(call: Call) -> None:
@@ -276,11 +126,11 @@ _ERRORS = ErrorStyle(_error_body, sse)
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
 LLAMACPP = (
-    Endpoint("POST", "/infill", infill, _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS,
+    Endpoint("POST", "/infill", answering(parse_infill), _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS,
              ("input_prefix", "input_suffix"), task=Task.FILL, gated=True),
     *(
-        Endpoint("POST", path, complete, _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",),
-                 gated=True)
+        Endpoint("POST", path, answering(parse_completion), _ERRORS, "llama.cpp: continue a text", COMPLETION_FIELDS,
+                 ("prompt",), gated=True)
         for path in ("/completion", "/completions")
     ),
     Endpoint("POST", "/tokenize", tokenize, _ERRORS, "llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),

@@ -11,7 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from server.http import llamacpp_request, ollama, tabby
+from server.http import llamacpp_completions, ollama, tabby
 from server.http.anthropic import MESSAGE_FIELDS, parse_messages
 from server.http.app import ENDPOINTS, build_app
 from server.http.call import Call
@@ -58,8 +58,12 @@ class Watched(dict[str, Any]):
         (parse_responses, {"input": "hi"}, RESPONSES_FIELDS),
         (ollama.parse_generate, {"prompt": "hi"}, ollama.GENERATE_FIELDS),
         (ollama.parse_chat, {"messages": HI}, ollama.CHAT_FIELDS),
-        (llamacpp_request.parse_completion, {"prompt": "hi"}, llamacpp_request.COMPLETION_FIELDS),
-        (llamacpp_request.parse_infill, {"input_prefix": "a", "input_suffix": "b"}, llamacpp_request.INFILL_FIELDS),
+        (llamacpp_completions.parse_completion, {"prompt": "hi"}, llamacpp_completions.COMPLETION_FIELDS),
+        (
+            llamacpp_completions.parse_infill,
+            {"input_prefix": "a", "input_suffix": "b"},
+            llamacpp_completions.INFILL_FIELDS,
+        ),
         (tabby.parse_completion, {"segments": {"prefix": "a"}}, tabby.COMPLETION_FIELDS),
     ],
 )
@@ -67,7 +71,7 @@ def test_the_described_fields_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Table
 ) -> None:
     async def read() -> set[str]:
-        fills_in = reader in (llamacpp_request.parse_infill, tabby.parse_completion)
+        fills_in = reader in (llamacpp_completions.parse_infill, tabby.parse_completion)
         context = code_context() if fills_in else make_context()
         call = make_call(json.dumps(body).encode(), server=context)
         await call.read()

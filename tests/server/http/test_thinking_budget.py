@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.anthropic import parse_messages
-from server.http.llamacpp_request import parse_completion as parse_llama
+from server.http.llamacpp_completions import parse_completion as parse_llama
 from server.http.openai_chat import parse_chat
 from server.http.openai_completions import parse_completion
 from server.http.responses import parse_responses

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from server.http.answering import Sample
 from server.http.app import build_app
 from server.http.call import Call
-from server.http.llamacpp import LLAMACPP, LlamaAnswer, picked, timings
-from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
+from server.http.llamacpp import LLAMACPP
+from server.http.llamacpp_completions import LlamaAnswer, parse_completion, parse_infill, picked, timings
 from specdec.core.types import (
     EngineLoad,
     Finished,
@@ -29,21 +29,21 @@ from specdec.core.types import (
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, code_context, make_call, make_context, violations
+from tests.server.http.calls import asked, code_context, make_context, violations
 from tests.server.http.harness import Server, running
 
 GAP = {"input_prefix": "a\n", "input_suffix": "\nz", "prompt": "  b"}
 
 
-def completion(**body: Any) -> LlamaRequest:
+def completion(**body: Any) -> LlamaAnswer:
     return asked(parse_completion, {"prompt": "hi"} | body)
 
 
-def infill(**body: Any) -> LlamaRequest:
+def infill(**body: Any) -> LlamaAnswer:
     return asked(parse_infill, GAP | body, server=code_context())
 
 
-def shown(ask: LlamaRequest) -> str:
+def shown(ask: LlamaAnswer) -> str:
     """The prompt as text."""
     return CodeTokenizer().shown(ask.request.prompt_ids) + ask.request.healing_prefix
 
@@ -127,7 +127,7 @@ def test_other_infill_fields() -> None:
     )  # fmt: skip
     request = ask.request
     assert (request.speculation.mode, request.speculation.width) == (SpeculationMode.OFF, 2)
-    assert (request.session, request.priority, ask.response_fields, ask.stream) == ("s", -3, ("content",), True)
+    assert (request.session, request.priority, ask._paths, ask.stream) == ("s", -3, ("content",), True)
     for limit, depth in ((-1, 0), (0, 0), (16, 16), (1000, 63)):
         assert completion(**{"speculative.n_max": limit}).request.speculation.max_depth == depth
     assert request.grammar is not None
@@ -169,7 +169,7 @@ def answered(end: Finished) -> dict[str, Any]:
     """The answer of a sample that ends with ``end``."""
     sample = Sample(0, 0, "t", [1])
     sample.end = end
-    found: dict[str, Any] = LlamaAnswer(make_call(b"{}"), completion()).whole([sample])
+    found: dict[str, Any] = completion().whole([sample])
     return found
 
 

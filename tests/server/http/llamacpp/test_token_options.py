@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.llamacpp_request import MAX_TEXTS, parse_completion, parse_infill, probabilities
+from server.http.llamacpp_completions import MAX_TEXTS, parse_completion, parse_infill, probabilities
 from specdec.core.fields import MAX_BIAS, MAX_LOGPROBS
 from specdec.core.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer

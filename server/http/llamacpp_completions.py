@@ -1,15 +1,15 @@
-"""Bodies of llama.cpp's /infill and /completion."""
+"""llama.cpp's /infill and /completion: their bodies, prompts and answers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from server.completion.documents import ContextFile, Gap
 from server.completion.requests import CompletionOptions
+from server.http.answering import Answer, Sample, omitted_lines, sse
 from server.http.call import Call
 from server.http.fields import COMMON, MODEL, STOPPING, STREAM, THOUGHTS, TTFT, read_limit
 from server.http.openai_format import logprob_entry
@@ -34,7 +34,18 @@ from server.request_fields import (
 )
 from server.served_model import ServedModel
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
-from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, TextRules, TokenLogprobs
+from specdec.core.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    TextRules,
+    TokenLogprobs,
+)
 from specdec.engine.validation import check_requests
 from specdec.models.tokenizer import Tokenizer
 
@@ -116,17 +127,6 @@ INFILL_FIELDS: Table = (
 COMPLETION_FIELDS: Table = (*_SHARED, Field("prompt", either(TEXT, IDS), Body.raw))
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaRequest:
-    """What a call asks for."""
-
-    request: Request
-    stream: bool
-    return_tokens: bool
-    response_fields: tuple[str, ...] | None  # paths (``timings/prompt_n``), the answer's only keys; None: all of it
-    n_predict: int  # as the client gave it, without tokens that heal the prompt's end; -1: no limit
-
-
 MAX_TEXTS = 256  # each is tokenised
 _BIAS_RULE = "must be a list of pairs, or an object, of a token id or a text and a number or false"
 
@@ -164,15 +164,6 @@ def _good(what: Any, bias: Any) -> bool:
     return (type(what) is int or isinstance(what, str)) and (number or bias is False)
 
 
-def probabilities(rows: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
-
-    def named(token: int, logprob: float) -> dict[str, Any]:
-        return {"id": token} | logprob_entry(tokenizer, token, logprob)
-
-    return [named(row.token_id, row.logprob) | {"top_logprobs": [named(*top) for top in row.top]} for row in rows]
-
-
 async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
     """The body, and its options as llama.cpp understands them."""
     body, fields = await call.read_request(table)
@@ -197,19 +188,12 @@ async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
     return body, fields
 
 
-def _parsed(fields: RequestFields, request: Request) -> LlamaRequest:
-    own = fields.own
-    limit = fields.engine.get("stopping.max_tokens", -1)
-    paths = own.get("response_fields")
-    return LlamaRequest(request, own["stream"], own["return_tokens"], paths, limit)
-
-
-async def parse_completion(call: Call) -> LlamaRequest:
+async def parse_completion(call: Call) -> LlamaAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await _read_options(call, COMPLETION_FIELDS)
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, call.model)
-    return _parsed(fields, call.checked_request(f"cmpl-{call.request_id}", body, fields, ids))
+    return LlamaAnswer(call, call.checked_request(f"cmpl-{call.request_id}", body, fields, ids), fields)
 
 
 async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
@@ -234,7 +218,7 @@ async def _prompt(body: Body, model: ServedModel) -> tuple[int, ...]:
 REPOSITORY, OWN_NAME = "myproject", "filename"  # what llama.cpp itself calls them
 
 
-async def parse_infill(call: Call) -> LlamaRequest:
+async def parse_infill(call: Call) -> LlamaAnswer:
     """What ``call`` asks for.
 
     Raises:
@@ -248,7 +232,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     body.violations.raise_if_any()
     request = await call.model.maker.make(gap, options, f"infill-{call.request_id}")
     check_requests([request], call.model.info, body.violations)
-    return _parsed(fields, request)
+    return LlamaAnswer(call, request, fields)
 
 
 def _time(given: Any) -> int:
@@ -277,3 +261,147 @@ def _gap(body: Body, fields: RequestFields) -> Gap:
         repo=REPOSITORY if shown else "",
         path=OWN_NAME if shown else "",
     )
+
+
+def probabilities(rows: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
+
+    def named(token: int, logprob: float) -> dict[str, Any]:
+        return {"id": token} | logprob_entry(tokenizer, token, logprob)
+
+    return [named(row.token_id, row.logprob) | {"top_logprobs": [named(*top) for top in row.top]} for row in rows]
+
+
+_WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
+_LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
+
+
+def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """The values at ``paths`` that exist, each under its whole path."""
+    chosen: dict[str, Any] = {}
+    for path in paths:
+        value: Any = found
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            chosen[path] = value
+    return chosen
+
+
+def timings(end: Finished) -> dict[str, Any]:
+    """Milliseconds and tokens per second, 0 without tokens. Drafts are counted as in llama.cpp."""
+    computed, made = end.usage.prompt_tokens - end.usage.cached_tokens, end.usage.output_tokens
+    return {
+        "cache_n": end.usage.cached_tokens,
+        **_rates("prompt", computed, end.timings.prefill_ms),
+        **_rates("predicted", made, end.timings.decode_ms),
+        "draft_n": end.stats.num_draft_tokens,
+        "draft_n_accepted": end.stats.num_accepted_draft_tokens,
+    }
+
+
+def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
+    return {
+        f"{name}_n": tokens,
+        f"{name}_ms": ms,
+        f"{name}_per_token_ms": ms / tokens if tokens else 0.0,
+        f"{name}_per_second": tokens * 1e3 / ms if ms > 0 else 0.0,
+    }
+
+
+class LlamaAnswer(Answer):
+    """A stream has an event per Delta with text and one per sample's end, all with ``content`` and ``stop``, because
+    Tabby's server expects no other. Deltas without text have one if token ids or probabilities were requested."""
+
+    def __init__(self, call: Call, request: Request, fields: RequestFields) -> None:
+        own = fields.own
+        super().__init__(call, [request], stream=own["stream"])
+        self._model, self._notes, self._returns_ids = call.model.name, call.notes(), own["return_tokens"]
+        self._paths: tuple[str, ...] | None = own.get("response_fields")  # the only keys of the end; None: all of it
+        # As the client gave it, without tokens that heal the prompt's end.
+        self._n_predict = fields.engine.get("stopping.max_tokens", -1)
+        self._made = [0] * request.sampling.n
+        self._with_new_line: set[int] = set()  # samples
+
+    def take(self, event: RequestEvent) -> bytes:
+        if isinstance(event, Finished):
+            return sse(self._result("", [], event, has_new_line=event.index in self._with_new_line))
+        if not isinstance(event, Delta):
+            return b""
+        self._made[event.index] += len(event.token_ids)
+        if "\n" in event.text:
+            self._with_new_line.add(event.index)
+        if not event.text and not self._returns_ids and not event.logprobs:
+            return b""
+        found: dict[str, Any] = {
+            "index": event.index,
+            "content": event.text,
+            "tokens": event.token_ids if self._returns_ids else [],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": self._made[event.index],
+            "tokens_evaluated": len(self.request.prompt_ids),
+        }
+        if event.logprobs:
+            found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
+        return sse(found)
+
+    def whole(self, samples: Sequence[Sample]) -> Any:
+        """Several samples are a list, one is not."""
+        found, wanted = [], self.request.output.logprobs is not None
+        for each in samples:
+            rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
+            found.append(self._result(each.text, each.token_ids, each.end, rows))
+        return found if len(found) > 1 else found[0]
+
+    def _result(
+        self,
+        text: str,
+        token_ids: list[int],
+        end: Finished,
+        rows: list[dict[str, Any]] | None = None,
+        *,
+        has_new_line: bool = False,
+    ) -> dict[str, Any]:
+        """All fields of a sample's end, or the requested ones.
+
+        ``tokens_cached`` counts cached tokens after the request; ``timings/cache_n`` those before it. rows: of
+        probabilities; None: they were not requested, or already sent. has_new_line: whether text already sent has one.
+        """
+        usage, reason = end.usage, end.reason
+        stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
+        kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
+        sampling, paths = self.request.sampling, self._paths
+        found = {
+            "index": end.index,
+            "content": text,
+            "tokens": token_ids if self._returns_ids else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": usage.output_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": {
+                "seed": self.totals.seed,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "n_predict": self._n_predict,
+                "stop": self.request.stopping.stop,
+                "speculation": self.request.speculation.mode,
+            },
+            "has_new_line": has_new_line or "\n" in text,
+            "truncated": False,
+            "stop_type": "none" if reason is FinishReason.ABORTED else kind,
+            "stopping_word": stopped,
+            "tokens_cached": usage.prompt_tokens + usage.output_tokens,
+            "timings": timings(end),
+            **omitted_lines(usage),
+            **self._notes,
+        }
+        if rows is not None:
+            found["completion_probabilities"] = rows
+        return found if paths is None else picked(found, paths)
