@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.http.answer_parser import CallArguments, Part, Thought, ToolCall
@@ -12,11 +11,9 @@ from server.http.call import Call
 from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
 from server.http.openai_format import (
     SHARED,
-    AnswerOptions,
     ChoicesAnswer,
-    answer_options,
-    chat_head,
     check_n,
+    check_trees,
     finish_fields,
     logprob_entries,
     set_logprobs,
@@ -50,25 +47,27 @@ async def parse_chat(call: Call) -> ChatAnswer:
     ids = await read_conversation(body, fields.own, call.model, tools, variables=variables)
     check_n(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
-    options = answer_options(body, fields)
+    check_trees(body, fields)
     form = answer_form(body, fields, tools, tokenizer, ids)
     if "resume" in fields.engine and form != AnswerForm():
         problem = "does not go with tools, nor with thoughts that are separated: they are read from the whole text"
         body.refuse("resume", f"{problem}; leave it out, or tools, and set separate_reasoning to false")
     request = call.checked_request(f"chatcmpl-{call.request_id}", body, fields, ids)
-    # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
-    options = replace(options, is_mistral="mistral" in call.header("user-agent"))
-    return ChatAnswer(call, request, options, form)
+    return ChatAnswer(call, request, fields.own, form)
 
 
 class ChatAnswer(ChoicesAnswer):
     """A stream has a chunk with the role, one per Delta with text, one where a tool call begins, one per piece of its
     arguments, and one per sample's end."""
 
-    def __init__(self, call: Call, request: Request, options: AnswerOptions, form: AnswerForm) -> None:
-        super().__init__(call, [request], chat_head(call, "chatcmpl", options), options)
+    id_prefix = "chatcmpl"
+
+    def __init__(self, call: Call, request: Request, own: Mapping[str, Any], form: AnswerForm) -> None:
+        super().__init__(call, [request], own)
         self.form = form
-        self._parsers = [form.parser(whole=options.is_mistral) for _ in range(request.sampling.n)]
+        # Mistral's clients take a piece of a call for an error, and expect the usage without asking for it.
+        self.is_mistral = "mistral" in call.header("user-agent")
+        self._parsers = [form.parser(whole=self.is_mistral) for _ in range(request.sampling.n)]
 
     def take(self, event: RequestEvent) -> bytes:
         if isinstance(event, Delta):
@@ -76,13 +75,13 @@ class ChatAnswer(ChoicesAnswer):
         if isinstance(event, Finished):
             return self._finished(event)
         # As in vLLM, the very first chunk has the prompt.
-        more = {"prompt_token_ids": self.request.prompt_ids} if self.options.token_ids else {}
+        more = {"prompt_token_ids": self.request.prompt_ids} if self.own["return_token_ids"] else {}
         role = {"role": "assistant", "content": ""}
         return self._piece(0, role, {}, **more) + b"".join(self._piece(i, role, {}) for i in range(1, self._samples))
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
         body = super().whole(samples)
-        if self.options.token_ids:
+        if self.own["return_token_ids"]:
             body["prompt_token_ids"] = self.request.prompt_ids
         return body
 
@@ -96,7 +95,7 @@ class ChatAnswer(ChoicesAnswer):
             "logprobs": self._logprobs(sample.logprobs),
             **finish_fields(sample.end, "tool_calls" in message),
         }
-        if self.options.token_ids:
+        if self.own["return_token_ids"]:
             choice["token_ids"] = sample.token_ids
         return choice
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -14,12 +13,10 @@ from server.http.call import Call
 from server.http.fields import TTFT
 from server.http.openai_format import (
     SHARED,
-    AnswerOptions,
     ChoicesAnswer,
     LegacyLogprobs,
-    answer_head,
-    answer_options,
     check_n,
+    check_trees,
     finish_fields,
 )
 from server.json_body import Body, RequestFields
@@ -127,61 +124,17 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """What a call asks for."""
-
-    requests: tuple[Request, ...]  # one per prompt
-    options: AnswerOptions
-    echo: tuple[str, ...]  # the text in front of each prompt's samples
-    scored: bool = False  # the prompts' tokens have log-probabilities too
-
-
-async def parse_completion(call: Call, table: Table = COMPLETION_FIELDS) -> CompletionRequest:
-    """What ``call`` asks for; raises as `Call.checked_request`."""
-    body, fields = await call.read_request(table)
-    call.field_names["prompt.token_ids"] = "prompt"
-    prompts = await read_prompts(body, fields, call.model)
-    check_n(body, fields)
-    options = answer_options(body, fields)
-    request_id = f"cmpl-{call.request_id}"
-    requests = tuple(
-        dataclasses.replace(
-            fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends),
-            omitted=prompt.omitted,
-        )
-        for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
-    )
-    echo = fields.own["echo"]
-    if requests[0].resume is not None and (echo or len(requests) > 1):
-        body.refuse("resume", "goes with one prompt, and without echo, which came before")
-    if call.supersedes_key and len(requests) > 1:
-        body.refuse("supersedes_key", "goes with one prompt; send the others in calls of their own")
-    scored = echo and requests[0].output.logprobs is not None
-    if scored and fields.own.get("suffix"):
-        body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")
-    check_requests(requests, call.model.info, body.violations)
-    texts = [""] * len(prompts)
-    if echo:
-        given = listed_prompts(fields.own["prompt"]) or ()
-        texts = [each if isinstance(each, str) else await call.model.tokenizer.decode(each) for each in given]
-    return CompletionRequest(requests, options, tuple(texts), scored)
-
-
 class CompletionAnswer(ChoicesAnswer):
     """A stream has a chunk per Delta with text and one per sample's end."""
 
-    def __init__(
-        self,
-        call: Call,
-        head: dict[str, Any],
-        parsed: CompletionRequest,
-        scores: Sequence[Sequence[TokenLogprobs]] = (),
-    ) -> None:
-        """scores: log-probabilities of each prompt's tokens, if they were requested."""
-        super().__init__(call, parsed.requests, head, parsed.options)
-        self._echo, self._scores, self._n = parsed.echo, scores, self.request.sampling.n
-        self._prompts = {request.request_id: number for number, request in enumerate(parsed.requests)}
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, call: Call, requests: Sequence[Request], own: Mapping[str, Any], echo: Sequence[str]) -> None:
+        """requests: one per prompt. echo: the text in front of each prompt's samples."""
+        super().__init__(call, requests, own)
+        self.echo, self._n = echo, self.request.sampling.n
+        self.scores: Sequence[Sequence[TokenLogprobs]] = ()  # of each prompt's tokens, if they were requested
+        self._prompts = {request.request_id: number for number, request in enumerate(requests)}
         self._logprobs: list[LegacyLogprobs] | None = None
         if self.request.output.logprobs is not None:
             skip = self.request.output.skip_special_tokens
@@ -199,11 +152,11 @@ class CompletionAnswer(ChoicesAnswer):
 
     def _beginning(self, prompt: int, index: int) -> bytes:
         """The prompt as a sample's first chunk, if the call asks for any of it."""
-        text = self._echo[prompt]
+        text = self.echo[prompt]
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if self._scores:
+        if self.scores:
             choice["logprobs"] = self._prompt_rows(prompt, index)
-        if self.options.token_ids:
+        if self.own["return_token_ids"]:
             choice |= {"prompt_token_ids": self.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
             return b""
@@ -220,16 +173,16 @@ class CompletionAnswer(ChoicesAnswer):
     def _choice(self, sample: Sample) -> dict[str, Any]:
         logprobs = None
         if self._logprobs is not None:
-            before = self._prompt_rows(sample.prompt, sample.index) if self._scores else {}
+            before = self._prompt_rows(sample.prompt, sample.index) if self.scores else {}
             rows = self._logprobs[sample.index].rows(sample.logprobs)
             logprobs = {name: before.get(name, []) + values for name, values in rows.items()}
         choice: dict[str, Any] = {
             "index": sample.index,
-            "text": self._echo[sample.prompt] + sample.text,
+            "text": self.echo[sample.prompt] + sample.text,
             "logprobs": logprobs,
             **finish_fields(sample.end),
         }
-        if self.options.token_ids:
+        if self.own["return_token_ids"]:
             prompt_ids = self.requests[sample.prompt].prompt_ids
             choice |= {"prompt_token_ids": prompt_ids, "token_ids": sample.token_ids}
         return choice
@@ -237,15 +190,47 @@ class CompletionAnswer(ChoicesAnswer):
     def _prompt_rows(self, prompt: int, index: int) -> dict[str, list[Any]]:
         assert self._logprobs is not None  # scored prompts have log-probabilities
         first = self.requests[prompt].prompt_ids[0]
-        return self._logprobs[index].prompt(first, self._scores[prompt], self._echo[prompt])
+        return self._logprobs[index].prompt(first, self.scores[prompt], self.echo[prompt])
+
+
+async def parse_completion(
+    call: Call, table: Table = COMPLETION_FIELDS, form: type[CompletionAnswer] = CompletionAnswer
+) -> CompletionAnswer:
+    """What ``call`` asks for; raises as `Call.checked_request`."""
+    body, fields = await call.read_request(table)
+    call.field_names["prompt.token_ids"] = "prompt"
+    prompts = await read_prompts(body, fields, call.model)
+    check_n(body, fields)
+    check_trees(body, fields)
+    request_id = f"cmpl-{call.request_id}"
+    requests = tuple(
+        dataclasses.replace(
+            fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends),
+            omitted=prompt.omitted,
+        )
+        for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
+    )
+    echo = fields.own["echo"]
+    if requests[0].resume is not None and (echo or len(requests) > 1):
+        body.refuse("resume", "goes with one prompt, and without echo, which came before")
+    if call.supersedes_key and len(requests) > 1:
+        body.refuse("supersedes_key", "goes with one prompt; send the others in calls of their own")
+    if echo and requests[0].output.logprobs is not None and fields.own.get("suffix"):
+        body.refuse("echo", "cannot go with logprobs and suffix; leave out one of them")
+    check_requests(requests, call.model.info, body.violations)
+    texts = [""] * len(prompts)
+    if echo:
+        given = listed_prompts(fields.own["prompt"]) or ()
+        texts = [each if isinstance(each, str) else await call.model.tokenizer.decode(each) for each in given]
+    return form(call, requests, fields.own, texts)
 
 
 async def complete(call: Call) -> None:
     """Answer a call of /v1/completions."""
-    parsed = await parse_completion(call)
-    head = answer_head(call, "cmpl", "text_completion")
-    scores = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
-    await answer(call, CompletionAnswer(call, head, parsed, scores))
+    form = await parse_completion(call)
+    if form.own["echo"] and form.request.output.logprobs is not None:
+        form.scores = await prompt_logprobs(call, form.requests)
+    await answer(call, form)
 
 
 WINDOW = 1024  # tokens of one grammar, whose text is bounded

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import time
 from typing import Any
@@ -70,6 +69,12 @@ def check_n(body: Body, fields: RequestFields) -> None:
         body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")
 
 
+def check_trees(body: Body, fields: RequestFields) -> None:
+    """Refuse ``return_step_trees`` without a stream, whose chunks are the steps."""
+    if fields.engine.get("output.trees") and not fields.own["stream"]:
+        body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
+
+
 def set_logprobs(body: Body, fields: RequestFields, wanted: bool, needed: str = "logprobs to be true") -> None:
     """``top_logprobs`` counts only if log-probabilities are ``wanted`` at all; ``needed`` says how to ask for them."""
     top = fields.engine.pop("output.logprobs", None)
@@ -77,45 +82,6 @@ def set_logprobs(body: Body, fields: RequestFields, wanted: bool, needed: str = 
         body.refuse("top_logprobs", f"needs {needed}")
     if wanted:
         fields.engine["output.logprobs"] = top or 0
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """How an answer is sent."""
-
-    stream: bool
-    include_usage: bool = False  # a last chunk without choices carries the usage
-    continuous: bool = False  # every chunk carries the usage so far
-    is_mistral: bool = False  # Mistral's: the last chunk with a choice carries the usage, and a call comes in one piece
-    token_ids: bool = False  # choices have their token ids, and the prompt's are returned
-
-
-def answer_options(body: Body, fields: RequestFields) -> AnswerOptions:
-    """``stream``, ``return_token_ids``, and ``stream_options``, which count only in a stream."""
-    own = fields.own
-    stream = own["stream"]
-    include = stream and own["include_usage"]
-    if not stream and fields.engine.get("output.trees"):
-        body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
-    continuous = include and own["continuous_usage_stats"]
-    return AnswerOptions(stream, include, continuous, token_ids=own["return_token_ids"])
-
-
-def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
-    """The first fields of an answer or a chunk, with the warnings about the body."""
-    return {
-        "id": f"{prefix}-{call.request_id}",
-        "object": kind,
-        "created": int(time()),
-        "model": call.model.name,
-        "system_fingerprint": call.model.fingerprint,
-        **call.notes(),
-    }
-
-
-def chat_head(call: Call, prefix: str, options: AnswerOptions) -> dict[str, Any]:
-    """`answer_head` of chat."""
-    return answer_head(call, prefix, "chat.completion.chunk" if options.stream else "chat.completion")
 
 
 def usage_so_far(totals: Totals) -> dict[str, Any]:
@@ -250,16 +216,32 @@ def _number(logprob: float) -> float:
 
 
 class ChoicesAnswer(Answer):
-    """What the answers of completions and chat have in common: choices, in one piece or in the chunks of a stream."""
+    """What the answers of completions and chat have in common: choices, in one piece or in the chunks of a stream.
 
-    def __init__(self, call: Call, requests: Sequence[Request], head: dict[str, Any], options: AnswerOptions) -> None:
-        """head: first fields of the answer and of each chunk."""
-        super().__init__(call, requests, stream=options.stream)
-        self.options, self._head = options, head
+    With ``include_usage``, a last chunk without choices has the usage; with ``continuous_usage_stats``, every chunk has
+    the usage so far. With ``return_token_ids``, choices have their token ids, and the prompt's are returned too.
+    """
+
+    id_prefix: str  # of the answer's id
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"  # what an answer and a chunk are called
+    is_mistral = False  # Mistral's: the last chunk with a choice has the usage, and a call comes in one piece
+
+    def __init__(self, call: Call, requests: Sequence[Request], own: Mapping[str, Any]) -> None:
+        """own: the fields of the body that are options of the answer."""
+        super().__init__(call, requests, stream=own["stream"])
+        self.own = own
+        self._head: dict[str, Any] = {
+            "id": f"{self.id_prefix}-{call.request_id}",
+            "object": self.chunk_kind if self.stream else self.kind,
+            "created": int(time()),
+            "model": call.model.name,
+            "system_fingerprint": call.model.fingerprint,
+            **call.notes(),
+        }
         self._samples = requests[0].sampling.n * len(requests)
 
     def last(self) -> bytes:
-        if not self.options.include_usage:
+        if not self.own["include_usage"]:
             return DONE
         return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE
 
@@ -274,7 +256,7 @@ class ChoicesAnswer(Answer):
     def _beside(self, event: Delta) -> dict[str, Any]:
         """What a choice has beside the text of ``event``, if the call asks for it: token ids, the tree of the step."""
         found: dict[str, Any] = {}
-        if self.options.token_ids:
+        if self.own["return_token_ids"]:
             found["token_ids"] = event.token_ids
         if event.tree is not None:
             found["step_tree"] = step_tree_value(event.tree, self._tokenizer)
@@ -283,17 +265,17 @@ class ChoicesAnswer(Answer):
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         """One chunk with one choice."""
         chunk = {**self._head, "choices": [choice], **more}
-        if self.options.include_usage:
-            chunk["usage"] = usage_so_far(self.totals) if self.options.continuous else None
+        if self.own["include_usage"]:
+            chunk["usage"] = usage_so_far(self.totals) if self.own["continuous_usage_stats"] else None
         return sse(chunk)
 
     def _last_chunk(self, choice: dict[str, Any]) -> bytes:
         """The chunk that ends a sample, which `totals` already counts. The last one has the figures, unless a chunk of
         their own was requested."""
-        if self.totals.finished < self._samples or self.options.include_usage:
+        if self.totals.finished < self._samples or self.own["include_usage"]:
             return self._chunk(choice)
         figures = extras(self.totals)
-        if self.options.is_mistral:
+        if self.is_mistral:
             figures["usage"] = usage(self.totals)
         return self._chunk(choice, **figures)
 

@@ -38,7 +38,7 @@ def request(**fields: Any) -> Request:
 
 def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_chat, {"messages": HI}, {"x-request-id": "r"})
-    assert (ask.request, ask.form.tools, ask.options.stream, ask.options.token_ids) == (PLAIN, None, False, False)
+    assert (ask.request, ask.form.tools, ask.stream, ask.own["return_token_ids"]) == (PLAIN, None, False, False)
     assert request(unknown=[], user="u", model="fake", store=True, metadata={}, parallel_tool_calls=True) == PLAIN
 
 

@@ -40,7 +40,7 @@ def request(**fields: Any) -> Request:
 def test_a_minimal_body_gets_the_defaults() -> None:
     ask = asked(parse_completion, {"prompt": "hi"}, {"x-request-id": "r"})
     assert ask.requests == (PLAIN,)
-    assert (ask.options.stream, ask.echo, ask.options.token_ids) == (False, ("",), False)
+    assert (ask.stream, ask.echo, ask.own["return_token_ids"]) == (False, [""], False)
     assert request(unknown={"deep": [1]}, user="somebody", model=None) == PLAIN
 
 
@@ -195,17 +195,9 @@ def test_fill_in_the_middle_is_encoded_or_rejected() -> None:
         asked(parse_completion, {"prompt": "a", "suffix": "z"})
 
 
-def test_echo_and_streaming() -> None:
+def test_echo() -> None:
     ask = asked(parse_completion, {"prompt": ["hi!", [BOS, 104]], "echo": True, "return_token_ids": True})
-    assert (ask.echo, ask.options.token_ids) == (("hi!", "h"), True)
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    found = [
-        asked(parse_completion, {"prompt": "a", "stream": stream, "stream_options": given}).options
-        for stream, given in ((True, None), (True, options), (False, options), (True, {"continuous_usage_stats": True}))
-    ]
-    assert [(s.stream, s.include_usage, s.continuous) for s in found] == [
-        (True, False, False), (True, True, True), (False, False, False), (True, False, False),
-    ]  # fmt: skip
+    assert (ask.echo, ask.own["return_token_ids"]) == (["hi!", "h"], True)
 
 
 BAD = [
