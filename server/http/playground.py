@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 
 from server.auth.principal import current_caller
@@ -24,24 +21,9 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    data: bytes
-    media_type: bytes
-    version: str  # the first 16 hex digits of the content's SHA-256
-
-
-def load_files() -> Mapping[str, StaticFile]:
-    """Every file of the playground, by name."""
-    found = {}
-    for name, media_type in _TYPES.items():
-        data = (files("server.playground") / "static" / name).read_bytes()
-        found[name] = StaticFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
-    return found
-
-
-_FILES = load_files()
-_GUARD = (
+_FILES = {name: (files("server.playground") / "static" / name).read_bytes() for name in _TYPES}
+_HEADERS = (
+    (b"cache-control", b"no-cache"),  # a browser shows the page of the server that runs
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -56,23 +38,22 @@ async def root(call: Call) -> None:
     """The playground for browsers, which accept HTML; the line that Ollama's clients expect for all other callers."""
     accept = call.header("accept").lower()
     if any(name in accept for name in _HTML):
-        await _send(call, _FILES[MAIN], (b"vary", b"accept"))
+        await _send(call, MAIN, (b"vary", b"accept"))
     else:
         await alive(call)
 
 
 async def docs(call: Call) -> None:
     """The playground's file, whose script shows /openapi.json at this path."""
-    await _send(call, _FILES[MAIN])
+    await _send(call, MAIN)
 
 
 async def page_file(call: Call) -> None:
     """A file of the playground."""
     name = call.path_params["name"]
-    found = _FILES.get(name)
-    if found is None:
+    if name not in _FILES:
         raise path_not_found(f"/page/{name}")
-    await _send(call, found)
+    await _send(call, name)
 
 
 async def info(call: Call) -> None:
@@ -96,14 +77,9 @@ async def info(call: Call) -> None:
     )
 
 
-async def _send(call: Call, file: StaticFile, *more: tuple[bytes, bytes]) -> None:
-    """The file with headers ``more``. Browsers keep it, and ask each time whether it is still the one served."""
-    tag = f'"{file.version}"'
-    headers = ((b"cache-control", b"no-cache"), (b"etag", tag.encode()), *_GUARD, *more)
-    if tag in call.header("if-none-match"):
-        await call.reply_data(304, b"", file.media_type, headers)
-    else:
-        await call.reply_data(200, file.data, file.media_type, headers)
+async def _send(call: Call, name: str, *more: tuple[bytes, bytes]) -> None:
+    """A file with headers ``more``."""
+    await call.reply_data(200, _FILES[name], _TYPES[name], (*_HEADERS, *more))
 
 
 _NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
