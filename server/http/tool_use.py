@@ -36,20 +36,56 @@ class ToolUse:
     parallel: bool = True  # more than one call is allowed
 
     def grammar(self, tokenizer: Tokenizer, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
-        """The grammar of the answer: calls of required tools, or calls of ``strict`` tools by their schemas.
+        """The grammar of the answer, in llguidance's Lark: calls of required tools, or text and calls. In the latter,
+        arguments follow the schemas of ``strict`` tools, and are any object for others. None: the answer is free.
 
-        answer: the schema of an answer without calls, where none is required.
+        answer: the schema of an answer without calls, where none is required; there is then no text beside calls.
         """
+        form, is_free, is_llama = self.form, not self.required, self.form is ToolForm.LLAMA
         functions = [tool["function"] for tool in self.tools]
-        free = not self.required
-        is_marked = self.form is not ToolForm.LLAMA  # the grammar knows by the mark where free text ends
-        if free and answer is None and not (is_marked and any(each.get("strict") for each in functions)):
-            return None
-        callable_ = [function for function in functions if free or function["name"] in self.required]
+        if is_free and answer is None and (is_llama or not any(each.get("strict") for each in functions)):
+            return None  # Llama's calls have no mark, by which a grammar knows where free text ends
         # Llama's templates refuse to write down a message with two calls.
-        many = self.parallel and self.form is not ToolForm.LLAMA
-        text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free, answer=answer)
-        return GrammarParams(GrammarKind.EBNF, text, of_schemas=True)
+        many = self.parallel and not is_llama
+        functions = [function for function in functions if is_free or function["name"] in self.required]
+        schemas = [
+            _schema(each.get("parameters")) if not is_free or each.get("strict") is True else {"type": "object"}
+            for each in functions
+        ]
+        special = {mark: token for mark in _MARKS if (token := tokenizer.special_id(mark)) is not None}
+        marked = partial(_marked, special)
+        mark, opening, closing, between = _AROUND[form]
+        more = f"({marked(between)} call)*" if many else ""
+        calls = [
+            f"calls: {marked(opening)} call {more} {marked(closing)}",
+            "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+        ]
+        parameters = ParameterGrammar()
+        for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
+            before, after = _call(form, function["name"])
+            calls.append(f"call_{i}: {marked(before)} arguments_{i} {marked(after)}")
+            if form is ToolForm.QWEN_XML:
+                parameters.add(f"arguments_{i}", schema, _comment(function))
+            else:
+                calls += [_comment(function), f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': SPACING})}"]
+        if form is ToolForm.QWEN_XML:
+            calls += parameters.rules
+        if not is_free:
+            rules = [f"start: {marked(mark)} calls", *calls]
+        elif answer is None:
+            kind = "" if mark in special else "[lazy]"
+            start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
+            rules = [f"start: {start}", f"marked{kind}: TEXT {marked(mark)}", r"TEXT: /(.|\n)*/", *calls]
+        else:
+            start = "answer" if is_llama else f"{marked(mark)} calls | answer"
+            rules = [] if is_llama else calls
+            answer = _with_spacing(answer)
+            if form in _BARE:
+                start += " | bare"
+                options = answer["x-guidance"]  # one that is no object is refused with the grammar
+                rules += _bare_calls(_BARE[form], functions, schemas, options if isinstance(options, dict) else {})
+            rules = [f"start: {start}", f"answer: %json {json.dumps(answer)}", *rules]
+        return GrammarParams(GrammarKind.EBNF, "\n".join(rules), of_schemas=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,61 +325,6 @@ TOOLS: Table = (
     ),
     PARALLEL,
 )
-
-
-def tool_grammar(
-    form: ToolForm,
-    functions: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    *,
-    many: bool,
-    free: bool = False,
-    answer: Mapping[str, Any] | None = None,
-) -> str:
-    """A grammar, in llguidance's Lark, of calls of ``functions`` in OpenAI's form.
-
-    many: more than one call is allowed.
-    free: text is allowed too. Arguments then follow the schemas of ``strict`` functions, and are any object for others.
-    answer: the schema of the only text that is allowed, if ``free``; there is then no text beside calls.
-    """
-    special = {mark: token for mark in _MARKS if (token := tokenizer.special_id(mark)) is not None}
-    marked = partial(_marked, special)
-    mark, opening, closing, between = _AROUND[form]
-    more = f"({marked(between)} call)*" if many else ""
-    schemas = [
-        _schema(each.get("parameters")) if not free or each.get("strict") is True else {"type": "object"}
-        for each in functions
-    ]
-    calls = [
-        f"calls: {marked(opening)} call {more} {marked(closing)}",
-        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
-    ]
-    parameters = ParameterGrammar()
-    for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
-        before, after = _call(form, function["name"])
-        calls.append(f"call_{i}: {marked(before)} arguments_{i} {marked(after)}")
-        if form is ToolForm.QWEN_XML:
-            parameters.add(f"arguments_{i}", schema, _comment(function))
-        else:
-            calls += [_comment(function), f"arguments_{i}: %json {json.dumps({**schema, 'x-guidance': SPACING})}"]
-    if form is ToolForm.QWEN_XML:
-        calls += parameters.rules
-    if not free:
-        rules = [f"start: {marked(mark)} calls", *calls]
-    elif answer is None:
-        kind = "" if mark in special else "[lazy]"
-        start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
-        rules = [f"start: {start}", f"marked{kind}: TEXT {marked(mark)}", r"TEXT: /(.|\n)*/", *calls]
-    else:
-        start = "answer" if form is ToolForm.LLAMA else f"{marked(mark)} calls | answer"
-        rules = [] if form is ToolForm.LLAMA else calls
-        answer = _with_spacing(answer)
-        if form in _BARE:
-            start += " | bare"
-            options = answer["x-guidance"]  # one that is no object is refused with the grammar
-            rules += _bare_calls(_BARE[form], functions, schemas, options if isinstance(options, dict) else {})
-        rules = [f"start: {start}", f"answer: %json {json.dumps(answer)}", *rules]
-    return "\n".join(rules)
 
 
 def _comment(function: Mapping[str, Any]) -> str:
