@@ -207,7 +207,8 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     # vLLM, OpenAI, Mistral
     "use_beam_search": (), "length_penalty": (1,), "early_stopping": (), "best_of": (1,), "n": (1,), "bad_words": (),
     "logits_processors": (), "prompt_logprobs": (), "prompt_embeds": (), "truncate_prompt_tokens": (-1,),
-    "echo": (), "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
+    "echo": (), "logprobs": (), "return_token_ids": (), "return_step_trees": (),
+    "suffix": (), "tools": (), "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,),
     "functions": (), "function_call": ("auto", "none"), "audio": (), "modalities": (["text"],),
     "web_search_options": (), "verbosity": ("medium",), "reasoning_effort": ("none",), "thinking_token_budget": (-1,),
     "thinking_budget_tokens": (-1,), "reasoning_budget_tokens": (-1,),

@@ -14,10 +14,9 @@ from server.served_model import Task
 from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import InvalidRequestError
 
-FIM_FIELDS: Table = (
-    *completion_fields(DEFAULT_MAX_TOKENS, parse_special=False),  # a prompt is a user's text
-    RANDOM_SEED,
-)
+_NOT_SHOWN = ("echo", "logprobs", "return_token_ids", "return_step_trees")  # an answer has nothing but text
+_FIELDS = completion_fields(DEFAULT_MAX_TOKENS, parse_special=False)  # a prompt is a user's text
+FIM_FIELDS: Table = (*(each for each in _FIELDS if each.name not in _NOT_SHOWN), RANDOM_SEED)
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}
 
 
@@ -27,7 +26,7 @@ def finish_reason(event: Finished) -> str:
 
 
 class FimAnswer(CompletionAnswer):
-    """Each chunk's choice has a ``delta.content``, which Continue requires. There is nothing but text."""
+    """Each chunk's choice has a ``delta.content``, which Continue requires."""
 
     id_prefix, kind, chunk_kind = "fim", ChoicesAnswer.kind, ChoicesAnswer.chunk_kind
     is_mistral = True

@@ -210,7 +210,7 @@ async def parse_completion(
         )
         for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
     )
-    echo = fields.own["echo"]
+    echo = fields.own.get("echo", False)  # Mistral's gaps have none
     if requests[0].resume is not None and (echo or len(requests) > 1):
         body.refuse("resume", "goes with one prompt, and without echo, which came before")
     if call.supersedes_key and len(requests) > 1:

@@ -63,6 +63,14 @@ def test_streams_list_ignored_fields(server: Server) -> None:
     assert [note["param"] for note in last["warnings"]] == ["options.mirostat"]
 
 
+def test_fields_that_an_answer_cannot_show_are_reported(server: Server) -> None:
+    shown = {"echo": True, "logprobs": 2, "return_token_ids": True, "return_step_trees": True}
+    answer = server.ask("/v1/fim/completions", prompt="a", max_tokens=2, **shown)
+    assert [note["param"] for note in answer["warnings"]] == [*shown]
+    answer = server.ask("/v1/messages", messages=HI, max_tokens=2, logprobs=True)
+    assert [note["param"] for note in answer["warnings"]] == ["logprobs"]
+
+
 def test_fields_that_a_dialect_reads_cause_no_warning(server: Server) -> None:
     grammar = 'root ::= "a"'
     response = server.ask("/v1/completions", prompt="a", max_tokens=2, grammar=grammar, n=2, echo=True)
