@@ -30,7 +30,6 @@ class Deployment(BaseModel):
     replicas: ReplicasConfig
     autoscaling: AutoscalingConfig
     drain_s: float
-    interval_s: float  # seconds between two heartbeats of a replica
     folder: Path  # for the replicas' configurations and logs
     host: str = LOOPBACK  # address of the replicas; empty: that of each replica's machine
     key: str = ""  # of server.keys_file, for requests to /v1/loads
@@ -46,7 +45,7 @@ class Deployment(BaseModel):
         """Changes when every replica has to be replaced. The number of replicas is not part of it; their cores are,
         which set their threads."""
         cpus = self.replicas.cpus
-        what = (self.settings, self.python, self.host, self.key, self.drain_s, self.interval_s, self.restarts, cpus)
+        what = (self.settings, self.python, self.host, self.key, self.drain_s, self.restarts, cpus)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
     @property
@@ -90,7 +89,6 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
         replicas=found.replicas,
         autoscaling=found.autoscaling,
         drain_s=config.drain_s,
-        interval_s=config.health.interval_s,
         folder=config.folder,
         host=host,
         key="" if found.key_file is None else read_key(found.key_file, f"{model}.key_file"),

@@ -27,7 +27,7 @@ from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
 from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, without_release
-from cluster.reconciler import Order, Reconciler, ready
+from cluster.reconciler import BEAT_S, Order, Reconciler, ready
 from cluster.replica_process import RefusedKeyError, ReplicaProcess, SilentServerError
 from cluster.state_folder import FleetState, private_folder, replace_files
 from cluster.supervisor import Supervisor
@@ -45,7 +45,7 @@ _ENDED_S = 60.0  # after the drain time, for Ray to report that a replica ended
 _SURGE_PERCENT = 25  # of the replicas, at least one: started before as many old ones stop
 _START_TRIES = 3
 _ANSWER_S = 60.0  # for an answer of the reconciler
-_HANGS_AFTER = 20  # requests without an answer in a row: a minute, with the default interval
+_HANGS_AFTER = 20  # requests without an answer in a row: a minute
 
 
 class FleetUnreachableError(SpecdecError):
@@ -71,7 +71,7 @@ class ReconcilerActor:
                 _LOG.error("%s", self._lost)
         self._config, self._deployments = known.config, known.deployments
         self._files = EnvoyFiles(envoy_folder(config))
-        self._reconciler = Reconciler(known.fleet, self._write, interval_s=known.config.health.interval_s)
+        self._reconciler = Reconciler(known.fleet, self._write)
         write_bootstrap(self._config, self._files)
 
     async def call(self, method: str, *words: Any) -> Any:
@@ -101,7 +101,6 @@ class ReconcilerActor:
                 "restore it, or restart the fleet"
             )
         self._adopt(config, self._deployments, with_releases, config)
-        self._reconciler.allow_interval(config.health.interval_s)
 
     async def wait_routable(self, replica: Replica) -> None:
         """Waits until Envoy sends calls to ``replica``, so that the replica which it replaces can stop."""
@@ -158,7 +157,6 @@ class ServerReplica:
 
     async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
         _keep_calls_on_loopback()
-        self._deployment = deployment
         self._reconciler = ray.get_actor(RECONCILER, namespace=NAMESPACE)
         self._load: ReplicaLoad | None = None
         self._unanswered = 0  # requests to the server, in a row
@@ -212,7 +210,7 @@ class ServerReplica:
     async def _beat_forever(self) -> None:
         """Sends heartbeats until the server exits, also while it drains: a stream may outlast `SILENT_S`."""
         while self._process.alive:
-            await asyncio.sleep(self._deployment.interval_s)
+            await asyncio.sleep(BEAT_S)
             self._process.bound_log()
             try:
                 order = await self._beat()
@@ -450,7 +448,7 @@ def _options(deployment: Deployment) -> dict[str, Any]:
         "version": deployment.version,
         "ray_actor_options": _resources(deployment),
         "autoscaling_config": scaling,
-        "health_check_period_s": deployment.interval_s,
+        "health_check_period_s": BEAT_S,
         "graceful_shutdown_timeout_s": deployment.drain_s + _MARGIN_S,
         "max_surge_percent": _SURGE_PERCENT,
         "max_constructor_retry_count": _START_TRIES,

@@ -20,10 +20,11 @@ from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, without_re
 from specdec.errors import SpecdecError
 
 _LOG = logging.getLogger(__name__)
-# A replica without a heartbeat for so many intervals, and so many seconds, is dropped. Envoy notices a dead replica
-# at once; dropping it frees its id, which an overloaded machine must not lose within seconds.
-SILENT_BEATS, SILENT_S = 4.0, 15.0
-STALL_S = 1.0  # beyond two periods without a call: the reconciler itself was stopped, and heartbeats are queued
+BEAT_S = 1.0  # between two heartbeats of a replica, and the period of `Reconciler.reconcile`
+# A replica without a heartbeat for so long is dropped. Envoy notices a dead replica at once; dropping it frees its id,
+# which an overloaded machine must not lose within seconds.
+SILENT_S = 15.0
+STALL_S = 5.0  # without a call: the reconciler itself was stopped, and heartbeats are queued
 
 
 class FleetWriteError(SpecdecError):
@@ -47,20 +48,13 @@ class _Beat:
 class Reconciler:
     """Applies changes to the fleet.
 
-    ``write``: publishes a fleet to Envoy, all of it or nothing; raises OSError. ``interval_s``: seconds between two
-    heartbeats of a replica, and the period of `reconcile`. ``clock``: monotonic seconds.
+    ``write``: publishes a fleet to Envoy, all of it or nothing; raises OSError. ``clock``: monotonic seconds.
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        write: Callable[[Fleet], None],
-        *,
-        interval_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, fleet: Fleet, write: Callable[[Fleet], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.fleet, self._write, self._clock = fleet, write, clock
-        self._interval_s = interval_s
         self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
         self._reconciled_s = clock()
         self.write_error = ""  # of the last write; empty: it succeeded
@@ -116,22 +110,17 @@ class Reconciler:
         """
         now_s = self._clock()
         gap_s = now_s - self._reconciled_s
-        if gap_s < self._interval_s:
+        if gap_s < BEAT_S:
             return
         self._reconciled_s = now_s
-        if gap_s > 2 * self._interval_s + STALL_S:
+        if gap_s > STALL_S:
             _LOG.warning("the reconciler was stopped for %.1f s", gap_s)
             for beat in self._beats.values():
                 beat.at_s = min(now_s, beat.at_s + gap_s)
-        late_s = now_s - max(SILENT_BEATS * self._interval_s, SILENT_S)
+        late_s = now_s - SILENT_S
         for replica_id in [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]:
             self._drop(replica_id)
         self._publish(self.fleet)
-
-    def allow_interval(self, interval_s: float) -> None:
-        """Accepts heartbeats every ``interval_s`` seconds, besides the former interval: replicas are replaced one by
-        one."""
-        self._interval_s = max(self._interval_s, interval_s)
 
     def apply(self, transition: Callable[..., Fleet], *arguments: Any) -> None:
         """Applies a function of `cluster.fleet` to the fleet: an operator's command.

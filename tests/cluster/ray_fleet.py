@@ -41,7 +41,6 @@ class RayFleet:
                 }
             ],
             "listen": {"admin_port": 0},
-            "health": {"interval_s": 0.5},
             "drain_s": 10,
             "folder": str(folder / "state"),
         }  # fmt: skip

@@ -48,7 +48,7 @@ class Reconciled:
 
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.now_s, self.written, self.disk_is_full = 0.0, list[Fleet](), False
-        self.reconciler = Reconciler(fleet or Fleet.of(CONFIG), self._write, interval_s=1.0, clock=lambda: self.now_s)
+        self.reconciler = Reconciler(fleet or Fleet.of(CONFIG), self._write, clock=lambda: self.now_s)
 
     def _write(self, fleet: Fleet) -> None:
         if self.disk_is_full:
@@ -133,17 +133,6 @@ def test_a_silent_replica_is_dropped_and_returns_with_its_next_heartbeat() -> No
     assert kept.pool == [lively.id]
     kept.reconciler.beat(silent, LOAD)
     assert kept.pool == [silent.id, lively.id]
-
-
-def test_a_replica_with_a_longer_interval_is_not_dropped() -> None:
-    kept = Reconciled()
-    replica = kept.serving()
-    kept.reconciler.allow_interval(30.0)
-    kept.reconciler.allow_interval(1.0)  # replicas that were started before keep their interval
-    kept.pass_time(4 * 30.0)
-    assert kept.pool == [replica.id]
-    kept.pass_time(30.0)
-    assert kept.pool == []
 
 
 def test_a_replica_whose_id_has_a_new_owner_does_not_affect_it() -> None:

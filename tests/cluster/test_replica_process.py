@@ -36,7 +36,6 @@ def replica(
         replicas=ReplicasConfig(cpus=cpus),
         autoscaling=AutoscalingConfig(),
         drain_s=1,
-        interval_s=1,
         folder=folder,
     )
     return ReplicaProcess("coder.blue.0", deployment, host)

@@ -67,12 +67,10 @@ class ScriptedProcess:
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[SimpleNamespace]:
     """A reconciler, and how a replica is made."""
-    config = ClusterConfig.model_validate(
-        {"models": [{"name": "coder"}], "folder": tmp_path / "state", "health": {"interval_s": 0.01}}
-    )
+    config = ClusterConfig.model_validate({"models": [{"name": "coder"}], "folder": tmp_path / "state"})
     with scripted_ray() as (ray, _, ray_serve):
         ray.running = True
-        ray_serve.ReplicaProcess, ray_serve.SETTLE_S = ScriptedProcess, 0.0
+        ray_serve.ReplicaProcess, ray_serve.SETTLE_S, ray_serve.BEAT_S = ScriptedProcess, 0.0, 0.01
         cls = ray_serve.ServerReplica
         cls.serve_ends = cls.__del__
         del cls.__del__  # Serve calls and awaits it, and Python would only call it
