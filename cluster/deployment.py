@@ -10,7 +10,6 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.autoscale import ScalingRule
 from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig, check_addresses, check_keys
 from specdec.config import Config, EngineConfig, merged, read_key
 from specdec.errors import ConfigError
@@ -47,11 +46,6 @@ class Deployment(BaseModel):
         cpus = self.replicas.cpus
         what = (self.settings, self.python, self.host, self.key, self.drain_s, self.restarts, cpus)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
-
-    @property
-    def rule(self) -> ScalingRule:
-        """The rule for the number of replicas; both bounds may be equal."""
-        return ScalingRule(self.replicas.min, self.replicas.max, **self.autoscaling.model_dump())
 
     def scaled(self, low: int, high: int) -> Deployment:
         """Returns a copy with other bounds for the number of replicas.

@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -433,15 +433,16 @@ def has_failed(app: str) -> bool:
 def _options(deployment: Deployment) -> dict[str, Any]:
     """A fixed number of replicas has equal bounds: without autoscaling, replicas would not report their load, and could
     not be autoscaled later."""
-    rule = deployment.rule
+    replicas, rule = deployment.replicas, deployment.autoscaling
+    policy = {"low": replicas.min, "high": replicas.max, **rule.model_dump()}  # a `ScalingRule`
     scaling = AutoscalingConfig(
-        min_replicas=rule.low,
-        max_replicas=rule.high,
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
         metrics_interval_s=rule.period_s / 5,
         look_back_period_s=rule.period_s,
         upscale_delay_s=0.0,  # the policy does the waiting
         downscale_delay_s=0.0,
-        policy=AutoscalingPolicy(policy_function=ServePolicy, policy_kwargs=asdict(rule)),
+        policy=AutoscalingPolicy(policy_function=ServePolicy, policy_kwargs=policy),
     )
     return {
         "name": "server",

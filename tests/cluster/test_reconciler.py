@@ -270,8 +270,7 @@ def test_a_deployment_has_another_version_if_its_replicas_would_differ() -> None
     cores = blue.model_copy(update={"replicas": blue.replicas.model_copy(update={"cpus": 1.0})})
     assert cores.version != blue.version  # Ray reserves one core in both cases, but the number of threads differs
     assert blue.restarted().version != blue.version
-    assert (blue.rule.low, blue.rule.high) == (2, 4)
-    assert (blue.scaled(3, 3).rule.low, blue.scaled(3, 3).rule.high) == (3, 3)
+    assert (blue.scaled(3, 5).replicas.min, blue.scaled(3, 5).replicas.max) == (3, 5)
     for low, high in ((0, 1), (3, 2)):
         with pytest.raises(ConfigError, match="replicas"):
             blue.scaled(low, high)
