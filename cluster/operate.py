@@ -31,7 +31,7 @@ from cluster.ray_serve import (
     remove,
     start_reconciler,
 )
-from cluster.state_folder import is_locked, locked, private_folder
+from cluster.state_folder import FleetState, is_locked, locked, private_folder
 from cluster.supervisor import Supervisor
 from specdec.errors import ConfigError, ModelError, SpecdecError
 
@@ -216,7 +216,7 @@ def _report_failures(reported: dict[str, str], report: Report) -> dict[str, str]
 async def _drain_s(reconciler: Any, config: ClusterConfig) -> float:
     """The drain time that was applied last; of ``config`` if the reconciler does not answer."""
     with contextlib.suppress(ray.exceptions.RayError):
-        config = await reconciler.config.remote()
+        config = (await reconciler.state.remote()).config
     return config.drain_s
 
 
@@ -268,7 +268,7 @@ def _end_left_behind(config: ClusterConfig, stop: _Stop, report: Report) -> None
         return
     here = ray.get_runtime_context().get_node_id()
     if not answer(reconciler.is_left_behind.remote(config.folder, here)):
-        folder = answer(reconciler.config.remote()).folder
+        folder = answer(reconciler.state.remote()).config.folder
         raise ConfigError(
             f"another fleet runs on this Ray, of the folder {folder}; stop it, or give this one its own Ray"
         )
@@ -284,7 +284,8 @@ def _end(deployments: Sequence[Deployment], stop: _Stop, report: Report) -> None
     except FleetUnreachableError:
         return
     try:
-        known = {deployment.app: deployment for deployment in deployments} | answer(reconciler.deployments.remote())
+        recorded = answer(reconciler.state.remote()).deployments
+        known = {deployment.app: deployment for deployment in deployments} | recorded
         remove(list(known.values()), stop.hurried.is_set)
     except (SpecdecError, ray.exceptions.RayError, RayServeException) as error:
         report(f"some replicas may still run: {error}")
@@ -355,16 +356,16 @@ def apply(reconciler: Any, config: ClusterConfig, report: Report) -> list[Rollou
     Raises:
         ConfigError: a field changed that a running fleet cannot adopt, or the file lacks a release with sessions.
     """
-    running = _deployments(reconciler)
+    state = _running(reconciler)
+    running = state.deployments
     host = next(iter(running.values())).host
     wanted = [deployment_of(config, model.name, name, host=host) for model in config.models for name in model.releases]
     named = {model.name for model in config.models}  # `configure` refuses a file without a model that runs
     over = [each for each in running.values() if each.model in named and each.app not in {one.app for one in wanted}]
-    states = ask(reconciler, "status")
     for deployment in over:
-        if states[deployment.model][deployment.release]["weight"]:
+        if state.fleet.release(deployment.model, deployment.release).weight:
             raise ConfigError(f"{deployment.app} still has sessions; give them to another release first")
-    answer(reconciler.configure.remote(config))
+    ask(reconciler, "configure", config)
     rollouts = []
     for deployment in wanted:
         former = running.get(deployment.app)
@@ -415,7 +416,7 @@ def wait_complete(reconciler: Any, rollouts: Sequence[Rollout], limit_s: float, 
 
 def _is_replaced(reconciler: Any, rollout: Rollout) -> bool:
     """Whether another command replaced the release's replicas, or removed it."""
-    present: Deployment | None = answer(reconciler.deployments.remote()).get(rollout.deployment.app)
+    present: Deployment | None = answer(reconciler.state.remote()).deployments.get(rollout.deployment.app)
     return present is None or present.version != rollout.deployment.version
 
 
@@ -430,7 +431,7 @@ def _undo(reconciler: Any, rollout: Rollout) -> None:
 
 def _remove_release(reconciler: Any, deployment: Deployment) -> None:
     remove([deployment])
-    answer(reconciler.removed.remote(deployment))
+    ask(reconciler, "removed", deployment)
 
 
 def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
@@ -439,24 +440,24 @@ def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
     Raises:
         ConfigError: there is no such model or release.
     """
-    models = ask(reconciler, "status")
-    if model not in models:
-        raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(models)}")
-    release = release or max(models[model], key=lambda name: int(models[model][name]["weight"]))
-    found = {each.release: each for each in _deployments(reconciler).values() if each.model == model}
+    state = _running(reconciler)
+    if model not in state.fleet.releases:
+        raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(state.fleet.releases)}")
+    release = release or max(state.fleet.releases[model], key=lambda each: each.weight).name
+    found = {each.release: each for each in state.deployments.values() if each.model == model}
     if release not in found:
         raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found)}")
     return found[release]
 
 
-def _deployments(reconciler: Any) -> dict[str, Deployment]:
-    """The recorded deployments, by Serve application.
+def _running(reconciler: Any) -> FleetState:
+    """The state of a fleet that has started.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no deployment is recorded.
     """
-    found: dict[str, Deployment] = answer(reconciler.deployments.remote())
-    if not found:
+    found: FleetState = answer(reconciler.state.remote())
+    if not found.deployments:
         raise ConfigError(
             "the fleet is still starting: wait until `specdec cluster serve` reports that it is ready. If it did, the "
             "reconciler lost fleet.json in the fleet's folder; then restart `specdec cluster serve`"

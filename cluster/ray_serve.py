@@ -22,11 +22,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscale import ReplicaLoad, ServePolicy
-from cluster.config import ClusterConfig, fixed_changes, load_cluster_config
+from cluster.config import ClusterConfig, load_cluster_config
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy import EnvoyFiles, fleet_files, write_bootstrap
 from cluster.envoy_process import EnvoyAdmin, EnvoyError
-from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, without_release
+from cluster.fleet import Fleet, Replica, ReplicaState
 from cluster.reconciler import BEAT_S, Order, Reconciler, ready
 from cluster.replica_process import RefusedKeyError, ReplicaProcess, SilentServerError
 from cluster.state_folder import FleetState, private_folder, replace_files
@@ -61,18 +61,16 @@ class ReconcilerActor:
     def __init__(self, config: ClusterConfig, of_serve: bool) -> None:
         self._of_serve = of_serve
         self._lost = ""  # why it does not continue from its state, if it does not
-        self._state = private_folder(config.folder) / "fleet.json"
-        known = FleetState(config=config, deployments={}, fleet=Fleet.of(config))
+        self._file, self._envoy = private_folder(config.folder) / "fleet.json", EnvoyFiles(envoy_folder(config))
+        state = FleetState(config=config, deployments={}, fleet=Fleet.of(config))
         if ray.get_runtime_context().was_current_actor_reconstructed:
             try:
-                known = FleetState.load(self._state)
+                state = FleetState.load(self._file)
             except ConfigError as error:
                 self._lost = f"{error}; the fleet is rebuilt from heartbeats: restart `specdec cluster serve`"
                 _LOG.error("%s", self._lost)
-        self._config, self._deployments = known.config, known.deployments
-        self._files = EnvoyFiles(envoy_folder(config))
-        self._reconciler = Reconciler(known.fleet, self._write)
-        write_bootstrap(self._config, self._files)
+        self._reconciler = Reconciler(state, self._write)
+        write_bootstrap(state.config, self._envoy)
 
     async def call(self, method: str, *words: Any) -> Any:
         """Calls a method of the `Reconciler`."""
@@ -83,69 +81,26 @@ class ReconcilerActor:
         """Whether it was started by a `specdec cluster serve` of this folder on this Ray node. The caller holds the
         folder's lock, so that one is dead."""
         here = ray.get_runtime_context().get_node_id()
-        return self._of_serve and (self._config.folder, here) == (folder, node)
+        return self._of_serve and (self._reconciler.state.config.folder, here) == (folder, node)
 
-    async def config(self) -> ClusterConfig:
-        """The configuration that was applied last."""
-        return self._config
-
-    async def configure(self, config: ClusterConfig) -> None:
-        """Adopts a changed configuration: routing, and new releases.
-
-        Raises:
-            ConfigError: a field changed that a running fleet cannot adopt.
-        """
-        if fixed := fixed_changes(self._config, config):
-            raise ConfigError(
-                f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
-                "restore it, or restart the fleet"
-            )
-        self._adopt(config, self._deployments, with_releases, config)
+    async def state(self) -> FleetState:
+        """The configuration that was applied last, the recorded deployments and the fleet."""
+        return self._reconciler.state
 
     async def wait_routable(self, replica: Replica) -> None:
         """Waits until Envoy sends calls to ``replica``, so that the replica which it replaces can stop."""
         try:
-            await EnvoyAdmin(self._files).wait_routable([(replica.host, replica.http_port)], _ROUTABLE_S)
+            await EnvoyAdmin(self._envoy).wait_routable([(replica.host, replica.http_port)], _ROUTABLE_S)
         except (EnvoyError, OSError) as error:
             _LOG.warning("%s is ready, but gets no calls: %s", replica.id, error)
-
-    async def deployed(self, deployment: Deployment) -> None:
-        """Records a deployment."""
-        self._adopt(self._config, {**self._deployments, deployment.app: deployment}, lambda fleet: fleet)
-
-    async def removed(self, deployment: Deployment) -> None:
-        """Forgets a deployment and its release.
-
-        Raises:
-            ConfigError: as `without_release`.
-        """
-        left = {app: kept for app, kept in self._deployments.items() if app != deployment.app}
-        self._adopt(self._config, left, without_release, deployment.model, deployment.release)
-
-    async def deployments(self) -> dict[str, Deployment]:
-        """The recorded deployments, by Serve application."""
-        return dict(self._deployments)
 
     async def error(self) -> str:
         """Why the files differ from the fleet, or the fleet from what operators made of it; empty: neither does."""
         return self._reconciler.write_error or self._lost
 
-    def _adopt(
-        self, config: ClusterConfig, deployments: dict[str, Deployment], transition: Callable[..., Fleet], *words: Any
-    ) -> None:
-        """Adopts both together with a transition of the fleet, or nothing if that is refused or cannot be written."""
-        former = self._config, self._deployments
-        self._config, self._deployments = config, deployments  # for `_write`
-        try:
-            self._reconciler.apply(transition, *words)
-        except BaseException:
-            self._config, self._deployments = former
-            raise
-
-    def _write(self, fleet: Fleet) -> None:
-        """Publishes ``fleet`` to Envoy, and saves it for a restart."""
-        state = FleetState(config=self._config, deployments=self._deployments, fleet=fleet)
-        replace_files({**fleet_files(self._config, fleet, self._files), self._state: state.encoded()})
+    def _write(self, state: FleetState) -> None:
+        """Publishes ``state`` to Envoy, and saves it for a restart."""
+        replace_files({**fleet_files(state.config, state.fleet, self._envoy), self._file: state.encoded()})
 
 
 class ServerReplica:
@@ -334,7 +289,7 @@ def answer(reference: Any) -> Any:
 def deploy(reconciler: Any, deployment: Deployment) -> None:
     """Starts or updates a release; does not wait for its replicas. If the version differs, new replicas start before
     old ones stop."""
-    answer(reconciler.deployed.remote(deployment))  # first: it may fail, and then nothing changed
+    ask(reconciler, "deployed", deployment)  # first: it may fail, and then nothing changed
     target = serve.RunTarget(_application(deployment), name=deployment.app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
@@ -351,8 +306,8 @@ def application(args: Mapping[str, str]) -> Any:
     config = load_cluster_config(Path(args["file"]))
     deployment = deployment_of(config, args["model"], args["release"], host="")
     reconciler = _reconciler_actor(config, of_serve=False, get_if_exists=True, resources={HEAD: 0.001})
-    answer(reconciler.configure.remote(config))  # the file may have another release than at the first call
-    answer(reconciler.deployed.remote(deployment))
+    ask(reconciler, "configure", config)  # the file may have another release than at the first call
+    ask(reconciler, "deployed", deployment)
     return _application(deployment)
 
 

@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.autoscale import ReplicaLoad
-from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, without_replica
-from specdec.errors import SpecdecError
+from cluster.config import ClusterConfig, fixed_changes
+from cluster.deployment import Deployment
+from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, with_replica, without_release, without_replica
+from cluster.state_folder import FleetState
+from specdec.errors import ConfigError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
 BEAT_S = 1.0  # between two heartbeats of a replica, and the period of `Reconciler.reconcile`
@@ -46,19 +49,25 @@ class _Beat:
 
 
 class Reconciler:
-    """Applies changes to the fleet.
+    """Applies changes to the fleet, its configuration and its deployments.
 
-    ``write``: publishes a fleet to Envoy, all of it or nothing; raises OSError. ``clock``: monotonic seconds.
+    ``write``: publishes and saves a state, all of it or nothing; raises OSError. Where it does so for an operator's
+    command, the command raises FleetWriteError and changes nothing. ``clock``: monotonic seconds.
     """
 
     def __init__(
-        self, fleet: Fleet, write: Callable[[Fleet], None], *, clock: Callable[[], float] = time.monotonic
+        self, state: FleetState, write: Callable[[FleetState], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.fleet, self._write, self._clock = fleet, write, clock
-        self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
+        self.state, self._write, self._clock = state, write, clock
+        self._beats = {replica.id: _Beat(clock()) for replica in state.fleet.replicas}
         self._reconciled_s = clock()
         self.write_error = ""  # of the last write; empty: it succeeded
-        self._publish(self.fleet)
+        self._publish(state)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The replicas and releases."""
+        return self.state.fleet
 
     def join(self, model: str, release: str, host: str) -> Replica:
         """Adds a starting replica and returns it. It gets the lowest free id, so a replacement takes over the id of the
@@ -120,19 +129,41 @@ class Reconciler:
         late_s = now_s - SILENT_S
         for replica_id in [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]:
             self._drop(replica_id)
-        self._publish(self.fleet)
+        self._publish(self.state)
 
     def apply(self, transition: Callable[..., Fleet], *arguments: Any) -> None:
         """Applies a function of `cluster.fleet` to the fleet: an operator's command.
 
         Raises:
             ConfigError: the function refuses it.
-            FleetWriteError: the disk is full, say; the fleet stays as it was.
         """
-        fleet = transition(self.fleet, *arguments)
-        if not self._publish(fleet):
-            raise FleetWriteError(f"{self.write_error}; nothing changed")
-        self.fleet = fleet
+        self._adopt(fleet=transition(self.fleet, *arguments))
+
+    def configure(self, config: ClusterConfig) -> None:
+        """Adopts a changed configuration: routing, and new releases.
+
+        Raises:
+            ConfigError: a field changed that a running fleet cannot adopt.
+        """
+        if fixed := fixed_changes(self.state.config, config):
+            raise ConfigError(
+                f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
+                "restore it, or restart the fleet"
+            )
+        self._adopt(config=config, fleet=with_releases(self.fleet, config))
+
+    def deployed(self, deployment: Deployment) -> None:
+        """Records a deployment."""
+        self._adopt(deployments={**self.state.deployments, deployment.app: deployment})
+
+    def removed(self, deployment: Deployment) -> None:
+        """Forgets a deployment and its release.
+
+        Raises:
+            ConfigError: as `without_release`.
+        """
+        left = {app: kept for app, kept in self.state.deployments.items() if app != deployment.app}
+        self._adopt(deployments=left, fleet=without_release(self.fleet, deployment.model, deployment.release))
 
     def status(self) -> dict[str, Any]:
         """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
@@ -176,13 +207,20 @@ class Reconciler:
     def _observe(self, fleet: Fleet) -> None:
         """Adopts a fact that a replica reports."""
         if fleet != self.fleet:
-            self.fleet = fleet
-            self._publish(self.fleet)
+            self.state = self.state.model_copy(update={"fleet": fleet})
+            self._publish(self.state)
 
-    def _publish(self, fleet: Fleet) -> bool:
-        """Writes ``fleet``. False: it cannot be written, and ``write_error`` says why."""
+    def _adopt(self, **changes: Any) -> None:
+        """Adopts fields of the state that an operator changes, all of them or none."""
+        state = self.state.model_copy(update=changes)
+        if not self._publish(state):
+            raise FleetWriteError(f"{self.write_error}; nothing changed")
+        self.state = state
+
+    def _publish(self, state: FleetState) -> bool:
+        """Writes ``state``. False: it cannot be written, and ``write_error`` says why."""
         try:
-            self._write(fleet)
+            self._write(state)
         except OSError as error:
             self.write_error = f"the fleet's files cannot be written: {error}"
             _LOG.error("%s", self.write_error)

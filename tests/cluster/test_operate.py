@@ -345,7 +345,7 @@ def test_replicas_that_die_or_drain_meanwhile_do_not_fail_a_rollout(fleet: Fleet
 
 def deployments(reconciler: Handle) -> dict[str, Any]:
     """The recorded deployments, by application."""
-    found: dict[str, Any] = reconciler.deployments.remote().result()
+    found: dict[str, Any] = reconciler.state.remote().result().deployments
     return found
 
 
@@ -524,8 +524,8 @@ def test_a_change_that_cannot_be_recorded_is_not_started(fleet: Fleet, monkeypat
         with pytest.raises(SpecdecError, match=r"No space left on device.*nothing changed"):
             begin()
     assert fleet.ray.apps == versions
-    assert fleet.operate.answer(reconciler.config.remote()) == fleet.config
-    (deployment,) = fleet.operate.answer(reconciler.deployments.remote()).values()
+    assert fleet.operate.answer(reconciler.state.remote()).config == fleet.config
+    (deployment,) = deployments(reconciler).values()
     assert (deployment.replicas.max, deployment.drain_s) == (1, 0)
     assert "No space left" in fleet.operate.status(reconciler)["failures"]["reconciler"]
     monkeypatch.setattr(fleet.ray_serve, "replace_files", write)
@@ -565,10 +565,10 @@ async def test_a_restarted_reconciler_continues_from_its_file_or_without(fleet: 
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
     restarted = fleet.ray_serve.ReconcilerActor(fleet.config, True)
-    assert [*restarted._deployments] == ["coder.blue"]
+    assert [*(await restarted.state()).deployments] == ["coder.blue"]
     (fleet.folder / "state" / "fleet.json").chmod(0o666)
     rebuilt = fleet.ray_serve.ReconcilerActor(fleet.config, True)
-    assert not rebuilt._deployments
+    assert not (await rebuilt.state()).deployments
     # `status` shows it: the weights are those of the file again, and no release can be changed.
     assert "other users may write" in await rebuilt.error()
     assert await restarted.error() == ""

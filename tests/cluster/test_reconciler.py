@@ -25,6 +25,7 @@ from cluster.fleet import (
     without_release,
 )
 from cluster.reconciler import SILENT_S, FleetWriteError, Reconciler, ready
+from cluster.state_folder import FleetState
 from specdec.errors import ConfigError
 
 CONFIG = ClusterConfig.model_validate(
@@ -48,12 +49,13 @@ class Reconciled:
 
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.now_s, self.written, self.disk_is_full = 0.0, list[Fleet](), False
-        self.reconciler = Reconciler(fleet or Fleet.of(CONFIG), self._write, clock=lambda: self.now_s)
+        state = FleetState(config=CONFIG, deployments={}, fleet=fleet or Fleet.of(CONFIG))
+        self.reconciler = Reconciler(state, self._write, clock=lambda: self.now_s)
 
-    def _write(self, fleet: Fleet) -> None:
+    def _write(self, state: FleetState) -> None:
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.written.append(fleet)
+        self.written.append(state.fleet)
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
         """Calls the reconciler twice per period, with heartbeats of ``replicas``."""
