@@ -144,19 +144,9 @@ class Completer:
             await asyncio.sleep(debounce_ms / 1e3)
             if turn != self._latest or document.revision != request.revision:
                 return []
-        others: list[asyncio.Task[list[Answer]]] = []
-
-        def ask_others(ends_s: float) -> None:
-            others.append(asyncio.create_task(self._link.alternatives(request, CHOICES - 1, ends_s)))
-
         try:
-            answer = await self._link.complete(request, ask_others if invoked else None)
-            if answer is None:
-                return []
-            found = [answer, *[other for task in others for other in await task]]
+            found = await self._link.complete(request, CHOICES if invoked else 1)
         finally:
-            for task in others:
-                task.cancel()
             if turn == self._latest and self._documents.get(document.uri) is document:  # still open
                 self.touched(document)
         different: dict[str, Answer] = {}

@@ -152,8 +152,9 @@ _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 class Ask:
     """A request of a session, and its answer: None if it is superseded, cancelled or refused, or the stream ends."""
 
-    def __init__(self, ask_id: int, request: SuggestionRequest, on_text: Callable[[], None] | None) -> None:
-        self.ask_id, self.request, self.on_text = ask_id, request, on_text
+    def __init__(self, ask_id: int, request: SuggestionRequest) -> None:
+        self.ask_id, self.request = ask_id, request
+        self.begun = asyncio.Event()  # its text has begun
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.suggestion_id, self.text = "", ""
         self.resent = False
@@ -189,7 +190,7 @@ class LiveSession:
         self._pending: Ask | None = None
         self._requests = 0
         self.heard = 0  # messages from the server
-        self._ready = False
+        self.ready = False  # whether the server has set up the session
 
     async def run(self, settings: Settings, session_id: str) -> None:
         """Set up the session and serve it until the stream ends.
@@ -215,10 +216,10 @@ class LiveSession:
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
-    def complete(self, request: SuggestionRequest, on_text: Callable[[], None] | None = None) -> Ask:
-        """Send a request. on_text: called when its text begins, if it does."""
+    def complete(self, request: SuggestionRequest) -> Ask:
+        """Send a request."""
         self._requests += 1
-        pending = Ask(self._requests, request, on_text)
+        pending = Ask(self._requests, request)
         if self._unsent.qsize() >= _MAX_UNSENT:
             pending.end(None)
         else:
@@ -280,8 +281,8 @@ class LiveSession:
         self.heard += 1
         which = message.WhichOneof("event")
         if which == "ready":
-            if not self._ready:
-                self._ready = True
+            if not self.ready:
+                self.ready = True
                 self._held = dict(message.ready.documents)
                 self._on_ready(message.ready)
             return
@@ -293,8 +294,7 @@ class LiveSession:
         if which == "started":
             pending.suggestion_id = message.started.suggestion_id
         elif which == "delta":
-            if pending.on_text is not None and not pending.text:
-                pending.on_text()
+            pending.begun.set()
             pending.text += message.delta.text
         elif which == "finished":
             cut = message.finished.finish_reason in _CUT
@@ -319,7 +319,7 @@ ALTERNATIVES_TEMPERATURE = 0.8
 GRACE_S = 0.4  # between the cancellation of a request and its abort: the next request may continue its text
 SILENT_S = 15.0  # beyond a request's time limit, after which a silent server counts as dead
 NO_LIMIT_S = 60.0  # time limit if the settings have none
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0  # between attempts to connect; doubles with each failure
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0  # between attempts to connect; doubles until a session is set up
 _LASTING_PAUSE_S = 30.0  # if the server refuses the session
 # Errors that only a changed setting can resolve.
 _LASTING = (
@@ -338,7 +338,7 @@ class SessionLink:
         self.settings = settings  # in force; `configure` changes them
         self._client: Client | None = None
         self._live: LiveSession | None = None
-        self._ready = False
+        self._pause_s = _FIRST_PAUSE_S  # after the next failure
         self.model = ""  # of the session; empty before it is set up
         self._session_id = ""
         self._trouble = ""
@@ -355,10 +355,8 @@ class SessionLink:
     def stop(self) -> None:
         """End the session; it can be started again."""
         if self._keeping is not None:
-            self._ending, self._keeping = self._keeping, None
+            self._ending, self._keeping, self._trouble = self._keeping, None, ""
             self._ending.cancel()
-            self.reconnect("")
-            self._ready, self._live, self._client, self._serving = False, None, None, None
 
     async def close(self) -> None:
         """End the session, and wait for its end."""
@@ -386,44 +384,50 @@ class SessionLink:
     @property
     def client(self) -> Client | None:
         """The client of the session; None while there is none."""
-        return self._client if self._ready else None
+        return None if self._ready is None else self._client
+
+    @property
+    def _ready(self) -> LiveSession | None:
+        return self._live if self._live is not None and self._live.ready else None
 
     def forget(self, document: OpenDocument) -> None:
         if self._live is not None:
             self._live.forget(document)
 
-    async def complete(
-        self, request: SuggestionRequest, on_text: Callable[[float], None] | None = None
-    ) -> Answer | None:
-        """The suggestion; None if there is none now. If the caller is cancelled, the server continues for `GRACE_S`:
-        the next key may continue its text. on_text: called when its text begins, if it does, with the time at which its
-        limit ends, in seconds of the loop's clock."""
-        live = self._live if self._ready else None
+    async def complete(self, request: SuggestionRequest, choices: int = 1) -> list[Answer]:
+        """The suggestion, and ``choices`` - 1 sampled texts for the same place, which may be empty; none at all if
+        there is no suggestion now. At the time limit unfinished texts end without their last word. If the caller is
+        cancelled, the server continues for `GRACE_S`: the next key may continue its text."""
+        live = self._ready
         if live is None:
             if self._trouble:
                 self._notices.warn("server", self._trouble)
-            return None
-        limit, later = self.settings.time_limit_ms, asyncio.get_running_loop().call_later
+            return []
+        limit, loop = self.settings.time_limit_ms, asyncio.get_running_loop()
         limit_s = NO_LIMIT_S if limit is None else limit / 1e3
-        ends_s = asyncio.get_running_loop().time() + limit_s
-        ask = live.complete(request, None if on_text is None else lambda: on_text(ends_s))
+        ask = live.complete(request)
+        ends_s = loop.time() + limit_s
+        sampling = [asyncio.create_task(self._sampled(ask, ends_s)) for _ in range(choices - 1)]
         try:
             with self._notices.busy():
                 done, _ = await asyncio.wait([ask.answer], timeout=limit_s)
+            if not done:
+                loop.call_later(GRACE_S, live.cancel, ask)
+                loop.call_later(SILENT_S, self._reconnect_if_silent, live, live.heard)
+            answer = ask.answer.result() if done else ask.so_far
+            return [answer, *[await task for task in sampling]] if answer is not None and answer.text else []
         except asyncio.CancelledError:
-            later(GRACE_S, live.cancel, ask)
+            loop.call_later(GRACE_S, live.cancel, ask)
             raise
-        if done:
-            return ask.answer.result()
-        later(GRACE_S, live.cancel, ask)
-        later(SILENT_S, self._reconnect_if_silent, live, live.heard)
-        return ask.so_far
+        finally:
+            for task in sampling:
+                task.cancel()
 
     async def read_ahead(self, request: SuggestionRequest) -> None:
         """Let the server compute the prompts of a place once nothing else is requested; cancel it to stop."""
         if self._live is not None:
             await self._live.idle()  # a request that met its limit runs for `GRACE_S` more
-        live = self._live if self._ready else None
+        live = self._ready
         if live is None:
             return
         ask = live.complete(request)
@@ -432,31 +436,28 @@ class SessionLink:
         finally:
             live.cancel(ask)
 
-    async def alternatives(self, request: SuggestionRequest, count: int, ends_s: float) -> list[Answer]:
-        """Up to ``count`` sampled texts for the same place, those unfinished at ``ends_s`` without their last word. Ask
-        once the text of `complete` has begun: the prompt is then in the server's prefix cache."""
-        found = await asyncio.gather(*(self._sampled(request, ends_s) for _ in range(count)))
-        return [answer for answer in found if answer is not None]
-
-    async def _sampled(self, request: SuggestionRequest, ends_s: float) -> Answer | None:
-        setup, client = setup_of(self.settings, self._session_id), self._client
-        if client is None:
-            return None
-        message = pb.CompleteRequest(
-            request_id=uuid.uuid4().hex, model=setup.model, fim=request.gap(), completion=setup.completion,
-            sampling=options_pb2.SamplingOptions(temperature=ALTERNATIVES_TEMPERATURE), stopping=setup.stopping,
-            speculation=setup.speculation, cache=setup.cache, session=setup.session,
-        )  # fmt: skip
-        text = ""
+    async def _sampled(self, ask: Ask, ends_s: float) -> Answer:
+        """Another text for the place of ``ask``, requested once the text of that has begun: its prompt is then in the
+        server's prefix cache. ``ends_s``: when the time limit ends, in seconds of the loop's clock."""
+        request_id, text = uuid.uuid4().hex, ""
         try:
             async with asyncio.timeout_at(ends_s):
-                async for event in client.completion.stream(message):
-                    text += event.text if isinstance(event, Delta) else ""
+                await ask.begun.wait()
+                if (client := self._client) is not None:
+                    setup = setup_of(self.settings, self._session_id)
+                    message = pb.CompleteRequest(
+                        request_id=request_id, model=setup.model, fim=ask.request.gap(), completion=setup.completion,
+                        sampling=options_pb2.SamplingOptions(temperature=ALTERNATIVES_TEMPERATURE),
+                        stopping=setup.stopping, speculation=setup.speculation, cache=setup.cache,
+                        session=setup.session,
+                    )  # fmt: skip
+                    async for event in client.completion.stream(message):
+                        text += event.text if isinstance(event, Delta) else ""
         except CallError:
             pass  # the text before the error is offered
         except TimeoutError:
             text = _LAST_WORD.sub("", text)
-        return Answer(message.request_id, text) if text else None
+        return Answer(request_id, text)
 
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
         """A live server ends every request with a message."""
@@ -471,41 +472,39 @@ class SessionLink:
             await self._client.completion.report_outcome(suggestion_id, outcome, cache_salt=self.settings.cache_salt)
 
     async def _keep(self) -> None:
-        failures = 0
         while True:
             self._poked.clear()
             serving = self._serving = asyncio.create_task(self._serve(), name="lsp-session")
-            error: CallError | None = None
             try:
                 await asyncio.wait([serving])
-                if not serving.cancelled():
-                    found = serving.exception()
-                    if found is not None and not isinstance(found, CallError):
-                        raise found
-                    error = found
             finally:
                 serving.cancel()
                 await asyncio.wait([serving])
-                if self._serving is serving:  # else it was stopped, and a new start may have a session already
-                    was_ready, self._ready, self._live, self._client = self._ready, False, None, None
-            failures = 0 if was_ready else failures + 1
+            error = None if serving.cancelled() else serving.exception()
+            if error is not None and not isinstance(error, CallError):
+                raise error
             cause = self._trouble if serving.cancelled() else error  # of `reconnect`
             self._trouble = str(cause or "the specdec server ended the session")
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
-            pause_s = _LASTING_PAUSE_S if lasting else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 30))
+            pause_s = _LASTING_PAUSE_S if lasting else self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poked.wait(), pause_s)
 
     async def _serve(self) -> None:
         async with self._connect() as client, client.completion.session() as call:
-            self._client = client
-            self._live = LiveSession(call, self._set_up, self._refused)
-            await self._live.run(self.settings, self._session_id)
+            live = LiveSession(call, self._set_up, self._refused)
+            self._client, self._live = client, live
+            try:
+                await live.run(self.settings, self._session_id)
+            finally:
+                if self._live is live:  # else it was stopped, and a new start has a session already
+                    self._live = self._client = None
 
     def _set_up(self, ready: pb.SessionReady) -> None:
-        self._session_id, self._ready, self._trouble = ready.session_id, True, ""
-        self.model = ready.model
+        self._session_id, self.model, self._trouble = ready.session_id, ready.model, ""
+        self._pause_s = _FIRST_PAUSE_S
         self._notices.over("server")
         self._notices.over("refused")
         self._notices.state(

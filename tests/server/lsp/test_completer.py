@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from lsprotocol import types
@@ -28,16 +27,10 @@ class Answers(SessionLink):
         self.release = asyncio.Event()
         self.release.set()
 
-    async def complete(
-        self, request: SuggestionRequest, on_text: Callable[[float], None] | None = None
-    ) -> Answer | None:
-        if on_text is not None:
-            on_text(0.0)
+    async def complete(self, request: SuggestionRequest, choices: int = 1) -> list[Answer]:
         await self.release.wait()
-        return Answer("greedy", self.greedy)
-
-    async def alternatives(self, request: SuggestionRequest, count: int, ends_s: float) -> list[Answer]:
-        return [Answer(f"sampled {number}", text) for number, text in enumerate(self.sampled)]
+        sampled = [Answer(f"sampled {number}", text) for number, text in enumerate(self.sampled)]
+        return [Answer("greedy", self.greedy), *sampled[: choices - 1]]
 
     async def read_ahead(self, request: SuggestionRequest) -> None:
         self.read += 1
