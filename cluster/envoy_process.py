@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Self
 
@@ -148,15 +148,15 @@ class EnvoyAdmin:
                 raise EnvoyError(f"Envoy found no healthy replica at {', '.join(sorted(missing))} in {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Accepts no more connections, and waits up to ``timeout_s`` seconds for running calls.
+    async def drain(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
+        """Accepts no more connections, and waits up to ``timeout_s`` seconds for running calls, unless ``hurried``.
 
         Raises:
             EnvoyError: Envoy does not answer.
         """
         await self.ask("POST", "/drain_listeners?graceful")
         until = time.monotonic() + timeout_s
-        while await self._running_calls() and time.monotonic() < until:
+        while not hurried() and await self._running_calls() and time.monotonic() < until:
             await asyncio.sleep(_POLL_S)
 
     async def ask(self, method: str, path: str) -> str:
@@ -238,12 +238,13 @@ class EnvoyProcess:
         await self._stop_orphans()
         check_ports(self._config)
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Stops Envoy. It accepts no more connections, and running calls get up to ``drain_s`` seconds."""
+    async def stop(self, drain_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Stops Envoy. It accepts no more connections, and running calls get up to ``drain_s`` seconds, unless
+        ``hurried``."""
         await self._supervisor.stop()
         if self._process is not None and self._process.returncode is None and drain_s:
             with contextlib.suppress(EnvoyError):
-                await self.admin.drain(drain_s)
+                await self.admin.drain(drain_s, hurried)
         await self._end()
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,7 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +171,7 @@ async def _run(
                     report(line)
                 await stop.asked.wait()
                 report("stopping: running calls are finished first; a second signal stops at once")
-                await _unless(stop.hurried, envoy.stop(await _drain_s(reconciler, config)))
+                await envoy.stop(await _drain_s(reconciler, config), stop.hurried.is_set)
             else:
                 report("stopping before the fleet was complete")
         finally:
@@ -218,17 +218,6 @@ async def _drain_s(reconciler: Any, config: ClusterConfig) -> float:
     with contextlib.suppress(ray.exceptions.RayError):
         config = (await reconciler.state.remote()).config
     return config.drain_s
-
-
-async def _unless(hurried: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Runs ``work`` until it ends or ``hurried`` is set; raises what it raises."""
-    tasks = [asyncio.create_task(work), asyncio.create_task(hurried.wait())]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    (result, _) = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(result, Exception):
-        raise result
 
 
 async def _watch(reconciler: Any, report: Report) -> None:
