@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import re
 from collections import OrderedDict
@@ -39,22 +38,18 @@ class _Given:
 
 
 class Outcomes:
-    """Queues outcomes and passes them to ``report`` one at a time. `run` it."""
+    """Passes outcomes to ``report``, in order and one at a time."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._given: OrderedDict[str, _Given] = OrderedDict()  # neither accepted nor dismissed
-        self._unreported: asyncio.Queue[tuple[str, Outcome]] = asyncio.Queue(_MAX_UNREPORTED)
-
-    async def run(self) -> None:
-        """Report until cancelled."""
-        while True:
-            outcome = await self._unreported.get()
-            await self._report(*outcome)
-            self._unreported.task_done()
+        self._unreported = set[asyncio.Task[None]]()
+        self._turn = asyncio.Lock()
 
     async def settle(self) -> None:
-        await self._unreported.join()
+        """Wait for the remaining reports, for a second at most."""
+        if self._unreported:
+            await asyncio.wait(self._unreported, timeout=1.0)
 
     def given(self, suggestion_id: str, text: str, lead: int) -> None:
         """The editor got ``text``, whose first ``lead`` characters are not the model's."""
@@ -91,8 +86,14 @@ class Outcomes:
             self._queue(suggestion_id, "rejected")
 
     def _queue(self, suggestion_id: str, outcome: Outcome) -> None:
-        if not self._unreported.full():
-            self._unreported.put_nowait((suggestion_id, outcome))
+        if len(self._unreported) < _MAX_UNREPORTED:
+            task = asyncio.create_task(self._send(suggestion_id, outcome), name="lsp-outcome")
+            self._unreported.add(task)
+            task.add_done_callback(self._unreported.discard)
+
+    async def _send(self, suggestion_id: str, outcome: Outcome) -> None:
+        async with self._turn:
+            await self._report(suggestion_id, outcome)
 
 
 PAUSE_S = 0.15  # without keys, after which prompts are read ahead
@@ -223,21 +224,21 @@ class Workplace:
         self.outcomes = Outcomes(self.link.report)
         self.completer = Completer(self.documents, self.link, self.outcomes)
         self.edits = InlineEdits(self.documents, self.link, notices)
-        self._reporting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connect to the server."""
-        self._reporting = asyncio.create_task(self.outcomes.run(), name="lsp-outcomes")
-        self._apply()
+        """Connect to the server, unless the settings forbid it."""
+        self._notices.over("settings")
+        if self._problems:
+            self._notices.warn("settings", "; ".join(self._problems))
+        if self.link.settings.mode == "off":
+            self._notices.state(LinkState.OFF)
+            self.link.stop()
+        else:
+            self.link.start()
 
     async def close(self) -> None:
-        """Report the remaining outcomes, for a second at most, and end the session."""
-        if self._reporting is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.outcomes.settle(), 1.0)
-            self._reporting.cancel()
-            await asyncio.wait([self._reporting])
-            self._reporting = None
+        """Report the remaining outcomes, and end the session."""
+        await self.outcomes.settle()
         self.edits.cancel()
         self.completer.stop_reading()
         await self.link.close()
@@ -246,7 +247,7 @@ class Workplace:
         if isinstance(given, dict):
             settings, self._problems = read_settings(given, self.link.settings)
             self.link.configure(settings)
-            self._apply()
+            self.start()
 
     def open_document(self, item: types.TextDocumentItem) -> None:
         self.completer.touched(self.documents.open(item))
@@ -292,13 +293,3 @@ class Workplace:
             self.edits.cancel()
             self.completer.stop_reading()
             self.link.forget(document)
-
-    def _apply(self) -> None:
-        self._notices.over("settings")
-        if self._problems:
-            self._notices.warn("settings", "; ".join(self._problems))
-        if self.link.settings.mode == "off":
-            self._notices.state(LinkState.OFF)
-            self.link.stop()
-        else:
-            self.link.start()
