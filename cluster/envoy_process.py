@@ -119,13 +119,12 @@ class EnvoyAdmin:
     """The admin interface of the Envoy on ``files``."""
 
     def __init__(self, files: EnvoyFiles) -> None:
-        self.address_file, self._address = files.folder / "admin.address", ""
+        self.address_file = files.folder / "admin.address"  # Envoy writes it at its start
 
     @property
     def address(self) -> str:
-        """``host:port``, reachable from this machine only. Read once, so that it outlives its file."""
-        self._address = self._address or self.address_file.read_text()
-        return self._address
+        """``host:port``, reachable from this machine only."""
+        return self.address_file.read_text()
 
     async def is_ready(self) -> bool:
         """Whether the listeners accept calls."""
@@ -263,7 +262,6 @@ class EnvoyProcess:
         await self.stop()
 
     async def _spawn(self) -> None:
-        self.admin = EnvoyAdmin(self._files)  # its address may change
         self.admin.address_file.unlink(missing_ok=True)
         words = [
             str(self._program), "--config-path", str(self._files.bootstrap), "--disable-hot-restart",

@@ -112,7 +112,7 @@ async def test_one_that_hangs_is_killed_and_restarted(
         await asyncio.sleep(0.3)
         assert envoy.pid == former
         if refuses:
-            envoy.admin._address = "127.0.0.1:1"  # nothing listens there
+            envoy.admin.address_file.write_text("127.0.0.1:1")  # nothing listens there
         else:
             os.kill(former, signal.SIGSTOP)
         while envoy.pid == former:
