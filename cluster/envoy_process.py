@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -134,17 +134,16 @@ class EnvoyAdmin:
             return False
         return True
 
-    async def wait_routable(self, addresses: Collection[tuple[str, int]], timeout_s: float) -> None:
-        """Waits until Envoy lists each of ``addresses`` (host, port) and has found it healthy.
+    async def wait_routable(self, host: str, port: int, timeout_s: float) -> None:
+        """Waits until Envoy lists the server at ``host`` and ``port`` and has found it healthy.
 
         Raises:
             EnvoyError: this takes longer than ``timeout_s`` seconds.
         """
-        wanted = {authority(host, port) for host, port in addresses}
-        until = time.monotonic() + timeout_s
-        while missing := wanted - await self._healthy():
+        address, until = authority(host, port), time.monotonic() + timeout_s
+        while address not in await self._healthy():
             if time.monotonic() > until:
-                raise EnvoyError(f"Envoy found no healthy replica at {', '.join(sorted(missing))} in {timeout_s:g} s")
+                raise EnvoyError(f"Envoy found no healthy replica at {address} in {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
 
     async def drain(self, timeout_s: float, hurried: Callable[[], bool]) -> None:

@@ -90,7 +90,7 @@ class ReconcilerActor:
     async def wait_routable(self, replica: Replica) -> None:
         """Waits until Envoy sends calls to ``replica``, so that the replica which it replaces can stop."""
         try:
-            await EnvoyAdmin(self._envoy).wait_routable([(replica.host, replica.http_port)], _ROUTABLE_S)
+            await EnvoyAdmin(self._envoy).wait_routable(replica.host, replica.http_port, _ROUTABLE_S)
         except (EnvoyError, OSError) as error:
             _LOG.warning("%s is ready, but gets no calls: %s", replica.id, error)
 

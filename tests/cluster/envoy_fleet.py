@@ -89,7 +89,7 @@ class EnvoyFleet:
         """Adds a replica and waits until it gets calls."""
         self.servers[replica_id] = await self._stack.enter_async_context(server(**settings))
         self.route(with_replica(self.fleet, replica_of(replica_id, release, self.servers[replica_id])))
-        await self.envoy.admin.wait_routable([("127.0.0.1", self.servers[replica_id].http_port)], 10)
+        await self.envoy.admin.wait_routable("127.0.0.1", self.servers[replica_id].http_port, 10)
 
     async def loads(self) -> dict[str, dict[str, Any]]:
         """Answers of /v1/loads, by replica."""

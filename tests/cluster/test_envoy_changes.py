@@ -164,7 +164,8 @@ async def test_an_answer_marked_by_a_replica_is_not_retried(
             EnvoyProcess(config, fleet, tmp_path / "envoy", envoy_program()) as envoy,
             httpx.AsyncClient(trust_env=False) as client,
         ):
-            await envoy.admin.wait_routable([("127.0.0.1", port) for port in ports], 10)
+            for port in ports:
+                await envoy.admin.wait_routable("127.0.0.1", port, 10)
             url = f"http://127.0.0.1:{config.models[0].http_port}/v1/completions"
             answer = await client.post(url, json={"prompt": "a"}, headers={"x-session-id": "s"})
     assert answer.status_code == 503
