@@ -163,7 +163,7 @@ class ServerReplica:
         await self._reconciler.wait_routable.remote(self._replica)
 
     async def _beat_forever(self) -> None:
-        """Sends heartbeats until the server exits, also while it drains: a stream may outlast `SILENT_S`."""
+        """Sends heartbeats until the server exits, also while it drains: a stream may outlast `SILENT_PERIODS`."""
         while self._process.alive:
             await asyncio.sleep(BEAT_S)
             self._process.bound_log()

@@ -24,10 +24,9 @@ from specdec.errors import ConfigError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
 BEAT_S = 1.0  # between two heartbeats of a replica, and the period of `Reconciler.reconcile`
-# A replica without a heartbeat for so long is dropped. Envoy notices a dead replica at once; dropping it frees its id,
-# which an overloaded machine must not lose within seconds.
-SILENT_S = 15.0
-STALL_S = 5.0  # without a call: the reconciler itself was stopped, and heartbeats are queued
+# A replica without a heartbeat in so many periods is dropped. Envoy notices a dead replica at once; dropping it frees
+# its id, which an overloaded machine must not lose within seconds.
+SILENT_PERIODS = 15
 
 
 class FleetWriteError(SpecdecError):
@@ -44,8 +43,8 @@ class Order:
 
 @dataclass(slots=True)
 class _Beat:
-    at_s: float
     load: ReplicaLoad | None = None
+    periods: int = 0  # since then
 
 
 class Reconciler:
@@ -59,7 +58,7 @@ class Reconciler:
         self, state: FleetState, write: Callable[[FleetState], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.state, self._write, self._clock = state, write, clock
-        self._beats = {replica.id: _Beat(clock()) for replica in state.fleet.replicas}
+        self._beats = {replica.id: _Beat() for replica in state.fleet.replicas}
         self._reconciled_s = clock()
         self.write_error = ""  # of the last write; empty: it succeeded
         self._publish(state)
@@ -81,7 +80,7 @@ class Reconciler:
         ids = (f"{model}.{release}.{number}" for number in range(len(taken) + 1))
         replica_id = next(each for each in ids if each not in taken)
         replica = Replica(replica_id, model, release, host, 0, 0, owner=secrets.token_hex(8))
-        self._beats[replica.id] = _Beat(self._clock())
+        self._beats[replica.id] = _Beat()
         self._observe(with_replica(self.fleet, replica))
         return replica
 
@@ -94,7 +93,7 @@ class Reconciler:
         """
         if self._has_new_owner(replica):
             return Order(drain=True)
-        self._beats[replica.id] = _Beat(self._clock(), load)
+        self._beats[replica.id] = _Beat(load)
         known = self.fleet.replica(replica.id)
         if known is not None and known.state is ReplicaState.DRAINING:
             return Order(drain=True)
@@ -114,21 +113,16 @@ class Reconciler:
         """Drops the replicas whose last heartbeat is too old, and writes the fleet again, in case that a file differs
         from it. Has an effect once per period; to be called before each other method.
 
-        Replicas call at least once per period. After a longer gap the reconciler itself was stopped, so the gap does
-        not count as the replicas' silence: their heartbeats are queued.
+        Silence counts in periods in which this was called. A time for which the reconciler itself is stopped is one
+        period, however long it is: the heartbeats of that time are queued.
         """
-        now_s = self._clock()
-        gap_s = now_s - self._reconciled_s
-        if gap_s < BEAT_S:
+        if self._clock() - self._reconciled_s < BEAT_S:
             return
-        self._reconciled_s = now_s
-        if gap_s > STALL_S:
-            _LOG.warning("the reconciler was stopped for %.1f s", gap_s)
-            for beat in self._beats.values():
-                beat.at_s = min(now_s, beat.at_s + gap_s)
-        late_s = now_s - SILENT_S
-        for replica_id in [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]:
-            self._drop(replica_id)
+        self._reconciled_s = self._clock()
+        for replica_id, beat in list(self._beats.items()):
+            beat.periods += 1
+            if beat.periods > SILENT_PERIODS:
+                self._drop(replica_id)
         self._publish(self.state)
 
     def apply(self, transition: Callable[..., Fleet], *arguments: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.reconciler import SILENT_S
+from cluster.reconciler import SILENT_PERIODS
 from specdec.client import Client
 from specdec.core.types import Delta, StoppingParams
 from tests.cluster.calls import Outcomes, calls, expected, release_of
@@ -236,14 +236,14 @@ async def test_a_reconciler_stopped_for_longer_than_the_silence_limit_drops_no_r
 
     def stop() -> None:
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(2 * SILENT_S)
+        time.sleep(2 * SILENT_PERIODS)
         os.kill(pid, signal.SIGCONT)
         ready = {replica["id"]: replica["http_port"] for replica in fleet.replicas()}
         saved = json.loads(fleet.state_file.read_text())["fleet"]["replicas"]
         assert {replica["id"]: replica["http_port"] for replica in saved} == ready
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(stop)), 200)
-    print(f"{outcomes.all} calls during a stop of {2 * SILENT_S:g} s, {outcomes.failed} failed")
+    print(f"{outcomes.all} calls during a stop of {2 * SILENT_PERIODS} s, {outcomes.failed} failed")
     assert (outcomes.failed, outcomes.lost, outcomes.cut) == (0, {}, {})
     assert fleet.said().count(": gone") == gone
     assert fleet.server_pids() == former

@@ -24,7 +24,7 @@ from cluster.fleet import (
     with_weights,
     without_release,
 )
-from cluster.reconciler import SILENT_S, FleetWriteError, Reconciler, ready
+from cluster.reconciler import SILENT_PERIODS, FleetWriteError, Reconciler, ready
 from cluster.state_folder import FleetState
 from specdec.errors import ConfigError
 
@@ -129,7 +129,7 @@ def test_replicas_with_another_fingerprint_do_not_enter_a_pool() -> None:
 def test_a_silent_replica_is_dropped_and_returns_with_its_next_heartbeat() -> None:
     kept = Reconciled()
     silent, lively = kept.serving(), kept.serving()
-    kept.pass_time(SILENT_S, lively)
+    kept.pass_time(SILENT_PERIODS, lively)
     assert kept.pool == [silent.id, lively.id]
     kept.pass_time(1.0, lively)
     assert kept.pool == [lively.id]
@@ -140,7 +140,7 @@ def test_a_silent_replica_is_dropped_and_returns_with_its_next_heartbeat() -> No
 def test_a_replica_whose_id_has_a_new_owner_does_not_affect_it() -> None:
     kept = Reconciled()
     former = kept.serving()
-    kept.pass_time(SILENT_S + 1)
+    kept.pass_time(SILENT_PERIODS + 1)
     successor = ready(kept.reconciler.join("coder", "blue", "127.0.0.1"), 91, 90, "f")
     kept.reconciler.beat(successor, LOAD)
     assert successor.id == former.id
@@ -149,14 +149,14 @@ def test_a_replica_whose_id_has_a_new_owner_does_not_affect_it() -> None:
     kept.reconciler.leave(former)
     assert kept.reconciler.fleet.replicas == (successor,)
     assert kept.pool == [successor.id]
-    kept.pass_time(SILENT_S + 2, former)
+    kept.pass_time(SILENT_PERIODS + 2, former)
     assert [replica.owner for replica in kept.reconciler.fleet.replicas] == [former.owner]
 
 
 def test_a_dropped_replica_can_stop() -> None:
     kept = Reconciled()
     replica = kept.serving()
-    kept.pass_time(SILENT_S + 1)
+    kept.pass_time(SILENT_PERIODS + 1)
     kept.reconciler.beat(replace(replica, state=ReplicaState.DRAINING), LOAD)
     kept.reconciler.leave(replica)
     assert kept.reconciler.fleet.replicas == ()
@@ -167,7 +167,7 @@ def test_a_restarted_reconciler_continues_with_the_fleet_and_drops_silent_replic
     lively, silent = former.serving(), former.serving()
     kept = Reconciled(former.reconciler.fleet)
     assert kept.pool == [lively.id, silent.id]
-    kept.pass_time(SILENT_S + 1, lively)
+    kept.pass_time(SILENT_PERIODS + 1, lively)
     assert kept.pool == [lively.id]
 
 
@@ -179,7 +179,7 @@ def test_a_stall_of_the_reconciler_drops_no_replica() -> None:
         kept.now_s += 30.0
         kept.reconciler.reconcile()  # the first call after the stall, before the queued heartbeats
         assert kept.pool == [first.id, second.id]
-    kept.pass_time(SILENT_S + 2, second)
+    kept.pass_time(SILENT_PERIODS + 2, second)
     assert kept.pool == [second.id]
 
 
@@ -218,7 +218,7 @@ def test_reports_during_a_full_disk_are_written_within_a_period_after() -> None:
     joined = kept.serving()
     assert joined.id == ends.id
     kept.reconciler.beat(replace(stays, state=ReplicaState.DRAINING), LOAD)
-    kept.pass_time(SILENT_S + 2, joined)
+    kept.pass_time(SILENT_PERIODS + 2, joined)
     assert kept.reconciler.write_error
     kept.disk_is_full = False
     kept.pass_time(1.0, joined)

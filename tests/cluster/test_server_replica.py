@@ -102,8 +102,8 @@ async def test_a_drained_replica_ends_after_its_calls_though_serve_replaces_it_i
     ended = asyncio.create_task(replica.serve_ends())
     successor = await made.start()
     assert successor._replica.id == "coder.blue.1"
-    beats = made.reconciler._beats["coder.blue.0"].at_s
-    while made.reconciler._beats["coder.blue.0"].at_s == beats:  # it still sends heartbeats
+    beat = made.reconciler._beats["coder.blue.0"]
+    while made.reconciler._beats["coder.blue.0"] is beat:  # it still sends heartbeats
         await asyncio.sleep(0.01)
     assert not ended.done()
     assert [r.state for r in made.reconciler.fleet.replicas] == [ReplicaState.DRAINING, ReplicaState.READY]
