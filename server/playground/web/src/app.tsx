@@ -59,7 +59,7 @@ function Announcement() {
   if (busy.value) return <>Generating, speculation {run.mode}.</>;
   return (
     <>
-      {run.state}: {count(run.tokens, "token")} in {ms(run.lastMs)}.
+      {run.state}: {count(run.tokens.length, "token")} in {ms(run.lastMs)}.
     </>
   );
 }

@@ -1,9 +1,8 @@
 import type { ComponentChildren } from "preact";
 import { type Bar, Bars, Lines } from "./charts";
 import { ms, percent } from "./figures";
-import { acceptance, type Step } from "./ledger";
 import { Panel } from "./panel";
-import type { Run } from "./run";
+import { acceptance, type Run, type Step } from "./run";
 import { compared, history, live, select, selected, show, shown } from "./store";
 
 const SLOTS = 160;
@@ -18,8 +17,8 @@ export function FiguresPanel() {
 }
 
 function Filled({ run }: { run: Run }) {
-  const { drafted, accepted } = acceptance(live(run).ledger.steps);
-  const cut = run.ledger.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
+  const { drafted, accepted } = acceptance(live(run).steps);
+  const cut = run.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
   const { off, auto } = compared.value ?? {};
   const lines = (off && auto ? [off, auto] : [run]).map(({ stepTokenMs, mode }) => ({ values: stepTokenMs, look: mode }));
   return (
@@ -84,9 +83,8 @@ function runBars(): Bar[] {
 
 /** A bar for each step, which selects it. */
 function stepBars(run: Run, drawn: (step: Step) => Bar): Bar[] {
-  const choice = selected.value;
-  const chosen = choice?.run === run ? run.ledger.tokens[choice.token]?.step : undefined;
-  return run.ledger.steps.map((step) => ({
+  const chosen = selected.value === null ? undefined : run.tokens[selected.value]?.step;
+  return run.steps.map((step) => ({
     ...drawn(step),
     chosen: step.index === chosen,
     onPick: () => select(run, step.tokens[0]!.index),
@@ -115,6 +113,6 @@ function drafts(step: Step): Bar {
 }
 
 function meanStep(run: Run): number | null {
-  const times = run.ledger.steps.flatMap(({ tree }) => (tree ? [tree.draft_ms + tree.verify_ms] : []));
+  const times = run.steps.flatMap(({ tree }) => (tree ? [tree.draft_ms + tree.verify_ms] : []));
   return times.length ? times.reduce((sum, time) => sum + time, 0) / times.length : null;
 }

@@ -1,8 +1,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { count, look, ms, percent, proposedBy } from "./figures";
-import { countBySource, type Step, type Token } from "./ledger";
 import { Copy, Panel } from "./panel";
-import { firstDifference, type Run } from "./run";
+import { countBySource, firstDifference, type Run, type Step, type Token } from "./run";
 import { busy, compared, connection, live, select, selected, shown } from "./store";
 
 /** The answer; both answers of a comparison. */
@@ -10,7 +9,7 @@ export function OutputPanel() {
   const run = live(shown.value);
   const pair = live(compared.value);
   return (
-    <Panel name="output" title="Output" aside={pair ? <Verdict {...pair} /> : run && run.tokens > 0 && <Summary run={run} />}>
+    <Panel name="output" title="Output" aside={pair ? <Verdict {...pair} /> : run && run.tokens.length > 0 && <Summary run={run} />}>
       {pair ? (
         <div class="sides">
           <Side run={pair.off} />
@@ -31,7 +30,7 @@ function Verdict({ off, auto }: { off: Run; auto: Run | null }) {
   const [fast, words] = speed(off, auto!);
   return (
     <p class={`verdict ${fast ? "good" : ""}`}>
-      ✓ The same {count(off.tokens, "token")}, {words}
+      ✓ The same {count(off.tokens.length, "token")}, {words}
     </p>
   );
 }
@@ -49,14 +48,14 @@ function Side({ run }: { run: Run | null }) {
   if (!run) return <p class="empty">Auto runs next: in parallel, each run would slow the other.</p>;
   return (
     <div class="side-by">
-      {run.tokens > 0 && <Summary run={run} />}
+      {run.tokens.length > 0 && <Summary run={run} />}
       <Answer run={run} />
     </div>
   );
 }
 
 function Answer({ run }: { run: Run | null }) {
-  return run && live(run).tokens > 0 ? <Filled run={run} /> : <Empty run={run} />;
+  return run && live(run).tokens.length > 0 ? <Filled run={run} /> : <Empty run={run} />;
 }
 
 function Summary({ run }: { run: Run }) {
@@ -64,7 +63,7 @@ function Summary({ run }: { run: Run }) {
   return (
     <p class="summary">
       <span class="tag">{run.mode}</span>
-      {count(run.tokens, "token")} · {count(run.ledger.steps.length, "step")} · first after {ms(run.firstMs)}, last after {ms(run.lastMs)} ·{" "}
+      {count(run.tokens.length, "token")} · {count(run.steps.length, "step")} · first after {ms(run.firstMs)}, last after {ms(run.lastMs)} ·{" "}
       <b>{ms(run.perTokenMs)}</b> per token
       {run.state === "stopped" && <em> · stopped</em>}
       {run.state === "failed" && <em> · failed</em>}
@@ -89,8 +88,8 @@ function Empty({ run }: { run: Run | null }) {
 
 function Filled({ run }: { run: Run }) {
   const box = useRef<HTMLDivElement>(null);
-  const chosen = selected.value?.run === run ? selected.value.token : null;
-  const { steps, tokens } = live(run).ledger;
+  const chosen = run === shown.value ? selected.value : null;
+  const { steps, tokens } = live(run);
   useEffect(() => {
     if (chosen !== null) document.getElementById(tokenId(run, chosen))?.scrollIntoView({ block: "nearest" });
   }, [chosen]);
@@ -185,7 +184,7 @@ function shape(text: string): string {
 }
 
 function move(event: KeyboardEvent, run: Run, chosen: number | null): void {
-  const { tokens, steps } = run.ledger;
+  const { tokens, steps } = run;
   const at = chosen ?? -1;
   const step = tokens[at]?.step ?? -1;
   const next: Record<string, number | undefined> = {

@@ -1,7 +1,6 @@
 import { count, look, ms, percent, proposedBy, visible } from "./figures";
-import type { Step, Token } from "./ledger";
 import { Panel } from "./panel";
-import { branches } from "./run";
+import { branches, type Step, type Token } from "./run";
 import sample from "./sample.json";
 import { live, looked, shown } from "./store";
 import { TreeView } from "./tree_view";
@@ -11,17 +10,17 @@ import type { StepTree } from "./wire";
 export function StepPanel() {
   const choice = looked.value;
   const run = live(shown.value);
-  const token = choice?.run === run ? run?.ledger.tokens[choice!.token] : undefined;
-  const step = token && run?.ledger.steps[token.step];
-  if (!run || !step) return <Recorded />;
-  const best = choice!.best && step.tree !== null && branches(step.tree) > 0;
+  const token = choice && run?.tokens[choice.token];
+  const step = token && run?.steps[token.step];
+  if (!choice || !run || !step) return <Recorded />;
+  const best = choice.best && step.tree !== null && branches(step.tree) > 0;
   return (
     <Panel
       name="step-panel"
-      title={`${best ? "The most branched step: " : ""}Step ${step.index + 1} of ${run.ledger.steps.length}`}
+      title={`${best ? "The most branched step: " : ""}Step ${step.index + 1} of ${run.steps.length}`}
       aside={step.tree && <StepSummary step={step} tree={step.tree} />}
     >
-      <Filled step={step} token={token} follow={!choice!.best} />
+      <Filled step={step} token={token} follow={!choice.best} />
     </Panel>
   );
 }

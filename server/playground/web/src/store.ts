@@ -6,10 +6,6 @@ import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
 
 export type Connection = "connecting" | "ready" | "loading" | "lost" | "key";
-export interface Selection {
-  run: Run;
-  token: number;
-}
 
 /** What was asked for at the start; the form and the model may change while it runs. */
 interface Asked {
@@ -38,7 +34,8 @@ export const compared = computed(() => {
   const found = pair.value;
   return found && (shown.value === found.off || shown.value === found.auto) ? found : null;
 });
-export const selected = signal<Selection | null>(null);
+/** The index of the selected token of the shown run. */
+export const selected = signal<number | null>(null);
 export const busy = signal(false);
 /** `lost`: a later good answer of the server clears it. */
 export const notice = signal<{ message: string; field: string; lost?: boolean } | null>(null);
@@ -48,13 +45,13 @@ export const traceError = signal("");
 const tick = signal(0);
 
 /** The token whose step is shown: the selected one, else the last drafted one of the best step. */
-export const looked = computed<(Selection & { best: boolean }) | null>(() => {
+export const looked = computed<{ token: number; best: boolean } | null>(() => {
   const run = live(shown.value);
-  if (!run?.tokens) return null;
-  if (selected.value?.run === run) return { ...selected.value, best: false };
-  const step = bestStep(run.ledger.steps);
+  if (!run?.tokens.length) return null;
+  if (selected.value !== null) return { token: selected.value, best: false };
+  const step = bestStep(run.steps);
   const token = step?.tokens.at(step.tree?.accepted.length ? step.tree.accepted.length - 1 : -1);
-  return token ? { run, token: token.index, best: true } : null;
+  return token ? { token: token.index, best: true } : null;
 });
 
 let stopper: AbortController | null = null;
@@ -75,10 +72,10 @@ export function change(part: Partial<Form>): void {
 
 /** Select a token, and show its run and step. */
 export function select(run: Run, token: number): void {
-  if (!run.tokens) return;
+  if (!run.tokens.length) return;
   batch(() => {
     shown.value = run;
-    selected.value = { run, token: Math.max(0, Math.min(run.tokens - 1, token)) };
+    selected.value = Math.max(0, Math.min(run.tokens.length - 1, token));
   });
 }
 

@@ -33,7 +33,7 @@ test("a chat's chunks are read alike", () => {
   const run = new Run(1, "on");
   const found = tree([["x", -1], ["hi", 0]], [1]);
   run.add({ choices: [{ delta: { content: "hi!" }, token_ids: [101, 4], step_tree: found, finish_reason: null }] }, 1);
-  assert.deepEqual(run.ledger.tokens.map((token) => token.text), ["hi", "!"]);
+  assert.deepEqual(run.tokens.map((token) => token.text), ["hi", "!"]);
 });
 
 test("answers differ where their tokens do", () => {
@@ -43,7 +43,7 @@ test("answers differ where their tokens do", () => {
 });
 
 test("the best step has the most branches, then the most tokens, and is the first such", () => {
-  assert.equal(bestStep(answer([[1], [2, 3], [4, 5]]).ledger.steps)?.index, 1);
+  assert.equal(bestStep(answer([[1], [2, 3], [4, 5]]).steps)?.index, 1);
   assert.equal(bestStep([]), null);
   const run = new Run(1, "on");
   const chain = tree([["", -1], ["a", 0], ["b", 1], ["c", 2]], [1, 2, 3]);
@@ -51,7 +51,7 @@ test("the best step has the most branches, then the most tokens, and is the firs
   const steps: [StepTree, number[]][] = [[chain, [1, 2, 3, 4]], [{ ...forked, accepted: [] }, [4]], [forked, [4, 5]], [forked, [4, 5, 6]]];
   for (const [found, ids] of steps) run.add({ choices: [{ text: "", token_ids: ids, step_tree: found, finish_reason: null }] }, 1);
   assert.deepEqual([branches(chain), branches(forked)], [0, 2]);
-  assert.equal(bestStep(run.ledger.steps)?.index, 3);
+  assert.equal(bestStep(run.steps)?.index, 3);
   assert.deepEqual(run.stepTokenMs, [11 / 4, 11, 11 / 2, 11 / 3], "by the server's times");
 });
 
