@@ -8,7 +8,6 @@ running calls. Each model has one listener for HTTP and one for gRPC.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from cluster.state_folder import replace_files
 from server.body_budget import MAX_MESSAGE_BYTES
 from server.hold_headers import HOLD_HEADER
 from server.observe.records import NO_RETRY_HEADER
-from specdec.errors import ConfigError
 
 Json = dict[str, Any]
 Spread = Literal["affine", "least"]
@@ -74,11 +72,7 @@ def write_bootstrap(config: ClusterConfig, files: EnvoyFiles) -> None:
 
 
 def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> dict[Path, bytes]:
-    """The watched files and their contents, in the order of writing: targets before the routes to them.
-
-    Raises:
-        ConfigError: a replica's host is not an IP address.
-    """
+    """The watched files and their contents, in the order of writing: targets before the routes to them."""
     found: dict[Path, Json] = {}
     clusters: list[Json] = []
     for model in config.models:
@@ -353,7 +347,7 @@ def _endpoints(service: str, pool: tuple[Replica, ...], face: Face) -> Json:
     found = [
         {
             "endpoint": {
-                "address": _address(_ip(replica), replica.http_port if face == "http" else replica.grpc_port),
+                "address": _address(replica.host, replica.http_port if face == "http" else replica.grpc_port),
                 "health_check_config": {"port_value": replica.http_port},
             },
             "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": replica.id}}},
@@ -365,15 +359,6 @@ def _endpoints(service: str, pool: tuple[Replica, ...], face: Face) -> Json:
         "cluster_name": service,
         "endpoints": [{"lb_endpoints": found}] if found else [],
     }
-
-
-def _ip(replica: Replica) -> str:
-    try:
-        return str(ipaddress.ip_address(replica.host))
-    except ValueError:
-        raise ConfigError(
-            f"replica {replica.id}: {replica.host!r} is not an IP address; use that of its machine"
-        ) from None
 
 
 def _service(model: str, release: str, face: Face) -> str:

@@ -208,7 +208,6 @@ class EnvoyProcess:
 
     Raises:
         EnvoyError: it is not installed.
-        ConfigError: a replica's host is not an IP address.
     """
 
     def __init__(self, config: ClusterConfig, fleet: Fleet, folder: Path, program: Path | None = None) -> None:

@@ -8,6 +8,7 @@ Plain code for one event loop; `cluster.ray_serve` makes it an actor.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import time
@@ -73,9 +74,13 @@ class Reconciler:
         replica that died, and with it the place in the hash ring.
 
         Raises:
-            ConfigError: there is no such model or release.
+            ConfigError: there is no such model or release, or ``host`` is not an IP address, which Envoy needs.
         """
         self.fleet.release(model, release)
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            raise ConfigError(f"{host!r} is not an IP address; start Ray on that machine with its address") from None
         taken = {replica.id for replica in self.fleet.replicas}
         ids = (f"{model}.{release}.{number}" for number in range(len(taken) + 1))
         replica_id = next(each for each in ids if each not in taken)

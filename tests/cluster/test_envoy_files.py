@@ -23,7 +23,6 @@ from cluster.fleet import (
     with_replica,
     with_weights,
 )
-from specdec.errors import ConfigError
 from tests.cluster.envoy_fleet import envoy_program, write_fleet
 
 CODER: dict[str, Any] = {"name": "coder"}
@@ -97,15 +96,6 @@ def test_sessions_are_split_by_hash_and_calls_without_one_go_to_the_live_release
     assert rest["route"]["cluster"].endswith(".least")
     changed = write_fleet(config, switched(fleet, "coder", "green"), files)
     assert set(changed) == {files.routes("coder", "http"), files.routes("coder", "grpc")}
-
-
-def test_an_invalid_host_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    files = EnvoyFiles(tmp_path)
-    config, fleet = made(replica("a"))
-    write_fleet(config, fleet, files)
-    with pytest.raises(ConfigError, match="replica b: 'node-7' is not an IP address"):
-        write_fleet(config, with_replica(fleet, replica("b", host="node-7")), files)
-    assert listed(files, "blue") == [("10.0.0.1", 9001, "a")]
 
 
 def test_seconds_are_in_envoys_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_a_dead_replica_is_replaced_and_a_draining_one_is_not() -> None:
 def test_replicas_with_another_fingerprint_do_not_enter_a_pool() -> None:
     kept = Reconciled()
     kept.serving()
-    other = ready(kept.reconciler.join("coder", "blue", "h"), 81, 80, "other")
+    other = ready(kept.reconciler.join("coder", "blue", "::1"), 81, 80, "other")
     misfit = kept.reconciler.beat(other, LOAD).misfit
     assert "other" in misfit
     assert "f" in misfit
@@ -252,6 +252,16 @@ def test_sessions_move_between_releases_and_back() -> None:
 def test_an_unknown_release_or_replica_is_named(method: str, words: tuple[Any, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}; there are"):
         getattr(Reconciled().reconciler, method)(*words)
+
+
+def test_bug_a_machine_without_an_address_is_refused_and_disturbs_no_other() -> None:
+    """Its replica joined and became ready, and then nothing could be written until it had been silent for long."""
+    kept = Reconciled()
+    serving = kept.serving()
+    with pytest.raises(ConfigError, match="'node-7' is not an IP address; start Ray"):
+        kept.reconciler.join("coder", "blue", "node-7")
+    kept.pass_time(2.0, serving)
+    assert [replica.id for replica in kept.reconciler.fleet.replicas] == kept.pool == [serving.id]
 
 
 def test_an_ended_release_is_removed() -> None:
