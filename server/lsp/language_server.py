@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, BinaryIO
 
 from cattrs import ClassValidationError, transform_error
@@ -17,7 +18,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 import specdec
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.session import Notices, Status
+from server.lsp.session import Notices
 from specdec.client.client import Client
 
 _LOG = logging.getLogger(__name__)
@@ -95,12 +96,7 @@ class InlineLanguageServer(LanguageServer):
         def show(text: str) -> None:
             self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"specdec: {text}"))
 
-        def status(now: Status) -> None:
-            self.protocol.notify(
-                STATUS, {"state": now.state, "message": now.message, "model": now.model, "nextEdits": now.no_edits}
-            )
-
-        return Notices(show, status)
+        return Notices(show, partial(self.protocol.notify, STATUS))
 
     def _on(self, method: str, handle: Callable[[Workplace, Any], object]) -> None:
         """Register a notification. One that arrives before `initialize` is ignored, as LSP demands."""

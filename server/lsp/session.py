@@ -7,7 +7,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import grpc
@@ -84,24 +84,15 @@ class LinkState(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The state of an editor's connection, for its status bar."""
-
-    state: LinkState
-    message: str = ""
-    model: str = ""  # of the session
-    no_edits: str = ""  # why no edits are predicted; empty: they are
-
-
 class Notices:
-    """Messages to the user. ``show`` displays a warning, ``status`` what changed in the status."""
+    """Messages to the user. ``show`` displays a warning. ``status`` gets the state of the connection when it changes,
+    for a status bar: ``state``, ``message``, the session's ``model``, and ``nextEdits``, why no edits are predicted."""
 
-    def __init__(self, show: Callable[[str], None], status: Callable[[Status], None]) -> None:
+    def __init__(self, show: Callable[[str], None], status: Callable[[dict[str, str]], None]) -> None:
         self._show, self._status = show, status
         self._said: set[str] = set()  # subjects
-        self._now: Status | None = None
-        self._last: Status | None = None
+        self._now = dict[str, str]()  # empty: there is none yet
+        self._last = dict[str, str]()
         self._no_edits, self._running = "", 0
 
     def warn(self, subject: str, text: str) -> None:
@@ -115,7 +106,7 @@ class Notices:
         self._said.discard(subject)
 
     def state(self, state: LinkState, text: str = "", model: str = "") -> None:
-        self._now = Status(state, text, model)
+        self._now = {"state": state, "message": text, "model": model}
         self._publish()
 
     def edits(self, trouble: str) -> None:
@@ -135,10 +126,11 @@ class Notices:
             self._publish()
 
     def _publish(self) -> None:
-        if self._now is None:
+        if not self._now:
             return
-        running = self._running > 0 and self._now.state is LinkState.READY
-        status = replace(self._now, state=LinkState.BUSY if running else self._now.state, no_edits=self._no_edits)
+        status = self._now | {"nextEdits": self._no_edits}
+        if self._running and status["state"] == LinkState.READY:
+            status["state"] = LinkState.BUSY
         if self._last != status:
             self._last = status
             self._status(status)

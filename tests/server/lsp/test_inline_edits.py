@@ -23,7 +23,7 @@ from server.lsp.inline_edits import (
     Latency,
 )
 from server.lsp.language_server import DID_DISMISS, INLINE_EDIT
-from server.lsp.session import LinkState, Notices, Status
+from server.lsp.session import LinkState, Notices
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
 from specdec.client.connection import CallError
@@ -32,6 +32,7 @@ from tests.server.lsp.editor import FOLDER, URI, Editor, editing, plain, positio
 
 OPTIONS = {"editModel": "book"}  # it replaces "values" by "numbers"
 AT = position(BOOK, BOOK.index("values):"))
+READY = {"state": "ready", "message": "", "model": "", "nextEdits": ""}
 
 
 async def predict(editor: Editor, at: tuple[int, int] = AT, **fields: Any) -> list[Any]:
@@ -150,7 +151,7 @@ class Desk:
     """The language server's part for next edits, with two open documents."""
 
     def __init__(self, **settings: Any) -> None:
-        self.server, self.statuses = Server(), list[Status]()
+        self.server, self.statuses = Server(), list[dict[str, str]]()
         self.table = DocumentTable(Project([FOLDER]), OffsetUnit.UTF16)
         notices = Notices(lambda text: None, self.statuses.append)
         notices.state(LinkState.READY)
@@ -410,10 +411,10 @@ async def test_an_error_of_the_server_is_the_status_until_it_answers() -> None:
     desk = Desk()
     desk.server.answers.put_nowait(CallError(grpc.StatusCode.UNIMPLEMENTED, "no such method", reached=True))
     assert await desk.ask() is None
-    assert "no such method" in desk.statuses[-1].no_edits
+    assert "no such method" in desk.statuses[-1]["nextEdits"]
     desk.server.answers.put_nowait(None)
     assert await desk.ask() is None
-    assert desk.statuses[-1] == Status(LinkState.READY)
+    assert desk.statuses[-1] == READY
 
 
 async def test_a_client_that_closes_is_no_reason_why_no_edits_come() -> None:
@@ -426,7 +427,7 @@ async def test_a_client_that_closes_is_no_reason_why_no_edits_come() -> None:
                 await asyncio.sleep(0.01)
         await client.close()
         assert await asking is None
-        assert desk.statuses[-1] == Status(LinkState.READY)
+        assert desk.statuses[-1] == READY
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ async def test_a_server_that_has_gone_silent_is_not_said_to_have_ended_the_sessi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session, "SILENT_S", 0.01)
-    seen: list[session.Status] = []
+    seen: list[dict[str, str]] = []
     made_client: Any = SlowToClose
     link = SessionLink(made_client, Settings(timeLimitMs=1.0), Notices(lambda text: None, seen.append))
     link.start()
@@ -113,7 +113,7 @@ async def test_a_server_that_has_gone_silent_is_not_said_to_have_ended_the_sessi
     async with asyncio.timeout(10):
         while not seen:
             await asyncio.sleep(0.01)
-    assert (seen[-1].state, "does not answer" in seen[-1].message) == ("away", True)
+    assert (seen[-1]["state"], "does not answer" in seen[-1]["message"]) == ("away", True)
     await link.close()
 
 
