@@ -76,14 +76,15 @@ class SyncedText:
     r"""A text and where its lines start, which end at ``\n``, ``\r\n`` or ``\r`` as LSP defines. A lone surrogate,
     which cannot be transmitted, becomes U+FFFD, which has the same length.
 
-    A change does not move the starts of the lines behind it; they are moved when they are needed. Without that, a
-    message that changes every line of a long text takes as many passes over all lines. Each change copies the text.
+    The lines behind a change are kept by their distance from the text's end, which no change before them moves. Without
+    that, a message that changes every line of a long text takes as many passes over all lines. Each change copies the
+    text.
     """
 
     def __init__(self, text: str, unit: OffsetUnit) -> None:
         self.text, self._unit = whole_characters(text), unit
         self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
-        self._behind, self._moved = list[int](), 0  # starts of further lines, last first, before `_moved` is added
+        self._behind = list[int]()  # distances of further lines' starts from the text's end, last line first
 
     @property
     def n_lines(self) -> int:
@@ -96,7 +97,7 @@ class SyncedText:
             return len(self.text)
         line, starts = max(0, line), self._starts
         if (missing := line + 2 - len(starts)) > 0:
-            starts += [start + self._moved for start in self._behind[: -missing - 1 : -1]]
+            starts += [len(self.text) - distance for distance in self._behind[: -missing - 1 : -1]]
             del self._behind[-missing:]
         end = starts[line + 1] if line + 1 < len(starts) else len(self.text)
         shown = self.text[starts[line] : end].rstrip("\r\n")
@@ -108,17 +109,16 @@ class SyncedText:
 
     def replace(self, start: int, end: int, text: str) -> None:
         behind, new, starts = self._line_of(end) + 1, whole_characters(text), self._starts
-        self._behind += [each - self._moved for each in starts[: behind - 1 : -1]]
+        self._behind += [len(self.text) - each for each in starts[: behind - 1 : -1]]
         # The line before is searched again: its \r may now be followed by \n.
         del starts[max(1, self._line_of(start)) :]
         self.text = "".join((self.text[:start], new, self.text[end:]))
-        self._moved += len(new) - (end - start)
-        stop = self._behind.pop() + self._moved if self._behind else len(self.text)
+        stop = len(self.text) - self._behind.pop() if self._behind else len(self.text)
         starts.extend(found.end() for found in _LINE_END.finditer(self.text, starts[-1], stop))
 
     def _line_of(self, place: int) -> int:
-        while self._behind and self._behind[-1] + self._moved <= place:
-            self._starts.append(self._behind.pop() + self._moved)
+        while self._behind and len(self.text) - self._behind[-1] <= place:
+            self._starts.append(len(self.text) - self._behind.pop())
         return bisect_right(self._starts, place) - 1
 
 
