@@ -91,6 +91,10 @@ class EnvoyFleet:
         self.route(with_replica(self.fleet, replica_of(replica_id, release, self.servers[replica_id])))
         await self.envoy.admin.wait_routable("127.0.0.1", self.servers[replica_id].http_port, 10)
 
+    async def end(self, replica_id: str) -> None:
+        """Ends a replica's server, which finishes its running calls."""
+        await self.servers.pop(replica_id).__aexit__()
+
     async def loads(self) -> dict[str, dict[str, Any]]:
         """Answers of /v1/loads, by replica."""
         async with httpx.AsyncClient(trust_env=False) as client:

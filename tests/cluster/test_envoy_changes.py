@@ -85,7 +85,7 @@ async def test_no_call_fails_while_replicas_are_added_and_removed(tmp_path: Path
             await fleet.add(f"next{generation}", target="scripted:20:5:4096")
             fleet.route(without(fleet.fleet, old))  # running calls finish, including an editor's stream
             await typing
-            await fleet.servers.pop(old).stop()
+            await fleet.end(old)
     assert (load.failed, load.lost, load.cut) == (0, {}, {})
     assert load.complete >= 100
 
@@ -238,7 +238,7 @@ async def test_the_share_of_a_release_without_replicas_goes_to_the_other(tmp_pat
         async with under_load(fleet, 4) as load:
             fleet.route(without(fleet.fleet, "r1"))
             await asyncio.sleep(0.3)  # the calls show what Envoy has loaded by then; they must not fail either way
-            await fleet.servers.pop("r1").stop()
+            await fleet.end("r1")
     assert (load.failed, load.lost, load.cut) == (0, {}, {})
 
 
