@@ -166,23 +166,11 @@ class ModelConfig(Section):
             raise ValueError("releases: at least one needs a weight above 0")
         for name in self.releases:
             try:
-                config = self.server_config(name)
-                _check_paths(config)
+                _check_settings(self.server_config(name), self.key_file)
             except ValidationError as error:
                 raise ValueError(f"settings of release {name}: {problems(error, Config)}") from None
             except ValueError as error:
                 raise ValueError(f"settings of release {name}: {error}") from None
-            server = config.server
-            if server.tls_cert is not None:
-                raise ValueError(
-                    f"settings of release {name}: server.tls_cert: Envoy connects to replicas without TLS; "
-                    "set listen.tls_cert and listen.tls_key of the cluster instead"
-                )
-            if server.keys_file is not None and self.key_file is None:
-                raise ValueError(
-                    f"settings of release {name}: server.keys_file needs the model's key_file, with a key for "
-                    "requests to /v1/loads"
-                )
         return self
 
     @property
@@ -321,11 +309,18 @@ def check_keys(config: Config, release: str) -> None:
         )
 
 
-def _check_paths(config: Config) -> None:
-    """Raises ValueError if all replicas would write to one path."""
+def _check_settings(config: Config, key_file: Path | None) -> None:
+    """Raises ValueError if all replicas would write to one path, or if Envoy or the fleet could not call them."""
     for field, path in _written_paths(config):
         if path is not None and REPLICA_PLACEHOLDER not in str(path):
             raise ValueError(f"{field}: every replica would write {path}; put {REPLICA_PLACEHOLDER} into the path")
+    if config.server.tls_cert is not None:
+        raise ValueError(
+            "server.tls_cert: Envoy connects to replicas without TLS; set listen.tls_cert and listen.tls_key of the "
+            "cluster instead"
+        )
+    if config.server.keys_file is not None and key_file is None:
+        raise ValueError("server.keys_file needs the model's key_file, with a key for requests to /v1/loads")
 
 
 def _written_paths(config: Config) -> Iterator[tuple[str, Any]]:
