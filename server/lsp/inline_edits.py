@@ -110,16 +110,13 @@ class Latency:
 class _Prediction:
     """An answer of the server while it comes. Its edits apply one after the other."""
 
-    def __init__(
-        self, client: Client, document: OpenDocument, message: pb.PredictEditRequest, latency: Latency
-    ) -> None:
+    def __init__(self, client: Client, document: OpenDocument, message: pb.PredictEditRequest) -> None:
         self.document, self.request_id = document, message.request_id
         self.text = document.text  # the document's text once every edit that was given is applied
-        self._message, self._latency = message, latency
         self._given, self._shift = 0, 0  # edits, and by how much they moved what follows them
         self._waits = False  # whether `next` waits for one
         self._edits: asyncio.Queue[pb.TextEdit | None] = asyncio.Queue()
-        self._reading = asyncio.create_task(self._read(client), name="lsp-next-edit")
+        self._reading = asyncio.create_task(self._read(client, message), name="lsp-next-edit")
         # Not in `_read`, which does not begin if it is cancelled at once
         self._reading.add_done_callback(lambda _: self._edits.put_nowait(None))
 
@@ -150,15 +147,9 @@ class _Prediction:
         self._shift += len(edit.text) - (edit.end - edit.start)
         return found
 
-    async def _read(self, client: Client) -> None:
-        begun_s, answered = time.monotonic(), False
-        async with aclosing(client.completion.predict_edit(self._message)) as events:
+    async def _read(self, client: Client, message: pb.PredictEditRequest) -> None:
+        async with aclosing(client.completion.predict_edit(message)) as events:
             async for event in events:
-                if event.HasField("started"):
-                    continue
-                if not answered:
-                    answered = True
-                    self._latency.add(time.monotonic() - begun_s)
                 if event.HasField("edit"):
                     self._edits.put_nowait(event.edit)
 
@@ -226,8 +217,11 @@ class InlineEdits:
                 client = self._link.client
                 if client is None or turn != self._latest or document.revision != revision:
                     return None
-                found = self._prediction = _Prediction(client, document, self._message(document, place), self._latency)
+                found = self._prediction = _Prediction(client, document, self._message(document, place))
+                begun_s = time.monotonic()
                 edit = await self._next(found)
+                if self._prediction is found:  # else a newer request or a change has ended it
+                    self._latency.add(time.monotonic() - begun_s)
         except CallError as error:
             if error.code is not grpc.StatusCode.CANCELLED:  # this client was closed, for another model or server
                 self._notices.edits(str(error))
