@@ -176,14 +176,6 @@ def with_release(fleet: Fleet, model: str, name: str) -> Fleet:
     return replace(fleet, releases={**fleet.releases, model: (*releases, Release(name, 0))})
 
 
-def with_releases(fleet: Fleet, config: ClusterConfig) -> Fleet:
-    """Adds the releases of ``config``, as `with_release`."""
-    for model in config.models:
-        for name in model.releases:
-            fleet = with_release(fleet, model.name, name)
-    return fleet
-
-
 def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
     """Removes a release.
 

@@ -19,7 +19,7 @@ from typing import Any
 from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig, fixed_changes
 from cluster.deployment import Deployment
-from cluster.fleet import Fleet, Replica, ReplicaState, with_releases, with_replica, without_release, without_replica
+from cluster.fleet import Fleet, Replica, ReplicaState, with_release, with_replica, without_release, without_replica
 from cluster.state_folder import FleetState
 from specdec.errors import ConfigError, SpecdecError
 
@@ -149,7 +149,11 @@ class Reconciler:
                 f"{', '.join(fixed)}: cannot change while the fleet runs, since Envoy reads it only at its start; "
                 "restore it, or restart the fleet"
             )
-        self._adopt(config=config, fleet=with_releases(self.fleet, config))
+        fleet = self.fleet
+        for model in config.models:
+            for name in model.releases:
+                fleet = with_release(fleet, model.name, name)
+        self._adopt(config=config, fleet=fleet)
 
     def deployed(self, deployment: Deployment) -> None:
         """Records a deployment."""
