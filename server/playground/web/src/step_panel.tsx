@@ -2,25 +2,25 @@ import { count, look, ms, percent, proposedBy, visible } from "./figures";
 import { Panel } from "./panel";
 import { branches, type Step, type Token } from "./run";
 import sample from "./sample.json";
-import { live, looked, shown } from "./store";
+import { live, looked, selected, shown } from "./store";
 import { TreeView } from "./tree_view";
 import type { StepTree } from "./wire";
 
 /** The step of the selected token; a recorded one before there are tokens. */
 export function StepPanel() {
-  const choice = looked.value;
   const run = live(shown.value);
-  const token = choice && run?.tokens[choice.token];
+  const token = run?.tokens[looked.value ?? -1];
   const step = token && run?.steps[token.step];
-  if (!choice || !run || !step) return <Recorded />;
-  const best = choice.best && step.tree !== null && branches(step.tree) > 0;
+  if (!run || !step) return <Recorded />;
+  const picked = selected.value !== null;
+  const best = !picked && step.tree !== null && branches(step.tree) > 0;
   return (
     <Panel
       name="step-panel"
       title={`${best ? "The most branched step: " : ""}Step ${step.index + 1} of ${run.steps.length}`}
       aside={step.tree && <StepSummary step={step} tree={step.tree} />}
     >
-      <Filled step={step} token={token} follow={!choice.best} />
+      <Filled step={step} token={token} follow={picked} />
     </Panel>
   );
 }

@@ -44,14 +44,14 @@ export const traceError = signal("");
 /** Increases when runs, which change in place, have new data. */
 const tick = signal(0);
 
-/** The token whose step is shown: the selected one, else the last drafted one of the best step. */
-export const looked = computed<{ token: number; best: boolean } | null>(() => {
+/** The index of the token whose step is shown: the selected one, else the last drafted one of the best step. */
+export const looked = computed<number | null>(() => {
   const run = live(shown.value);
   if (!run?.tokens.length) return null;
-  if (selected.value !== null) return { token: selected.value, best: false };
+  if (selected.value !== null) return selected.value;
   const step = bestStep(run.steps);
   const token = step?.tokens.at(step.tree?.accepted.length ? step.tree.accepted.length - 1 : -1);
-  return token ? { token: token.index, best: true } : null;
+  return token?.index ?? null;
 });
 
 let stopper: AbortController | null = null;
