@@ -227,6 +227,10 @@ class KvCacheManager:
         """Report to ``follower`` every full page that enters or leaves the cache from now on."""
         self._followers.append(follower)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether a full page is cached under ``key``."""
+        return key in self._index.page_of
+
     @property
     def n_free(self) -> int:
         """Pages that a sequence could get: free and idle ones."""

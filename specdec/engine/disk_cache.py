@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -65,8 +65,8 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
-        # With less room, rewritten pages would soon displace each other
-        self._rewrites = kv.n_total * 2 <= files.capacity_pages
+        # Pages are found through those before them, so those in memory stay on disk too. Not where that is most of it
+        self._kept: Container[bytes] = kv if kv.n_total * 2 <= files.capacity_pages else ()
         self._idle, self._work, self._dropping = threading.Event(), threading.Event(), threading.Event()
         self._idle.set()
         self._closing, self._buffer = False, files.buffer()
@@ -216,21 +216,13 @@ class DiskCache:
                 self._missed["evicted"] += 1
                 return
             try:
-                lost = self._files.append(entry[0], self._buffer)
+                self._files.append(entry[0], self._buffer, self._kept)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
                 self._retry_s = time.monotonic() + RETRY_S
                 self._missed["write_error"] += 1
                 return
         self._written += 1
-        if lost and self._rewrites:
-            self._queue_again(set(lost))
-
-    def _queue_again(self, lost: set[bytes]) -> None:
-        """Queue the cached pages whose copies on disk were removed to make room."""
-        for page, (key, _) in self._cached.copy().items():
-            if key in lost:
-                self._pending[page] = None
 
     def _fill(self, load: PageLoad) -> int:
         """Read the pages of ``load`` in order until one cannot be used; returns how many were read."""

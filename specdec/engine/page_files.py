@@ -1,55 +1,38 @@
-"""Pages of the prefix cache in files: append-only segments, in a bounded folder that one process owns."""
+"""Pages of the prefix cache in files: one file per page, in a bounded folder that one process owns."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
-from specdec.core.kv_cache import KEY_BYTES
-
-_MAKE = b"specdec pages "  # a segment of any layout begins with it
-_MAGIC = _MAKE + b"3\n"  # raise the number when the layout changes
-_DIGEST_BYTES = 8  # of XXH3, 64 bits
-_SUFFIX = ".pages"
+_SUFFIX = ".page4"  # raise the number when the layout changes
 _FINGERPRINT = re.compile("[0-9a-f]{32}")  # the name of a fingerprint's folder
-_FIELDS = KEY_BYTES + _DIGEST_BYTES  # before a page's keys and values: its key, and their digest
-_SEGMENTS = 16  # that a full folder is cut into; the oldest is removed at a time
-_MAX_SEGMENT_BYTES = 256 << 20
+# Of a page of any layout: its key in hexadecimal digits. Layouts before 4 had files of many pages, by number
+_FILE = re.compile(r"[0-9a-f]{32}\.page[0-9]+|[0-9]{10}\.pages")
+_DIGEST_BYTES = 8  # of XXH3, 64 bits, before a page's keys and values
 
 
 class DamagedPageError(Exception):
-    """A record's bytes are not those that were written for the page."""
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """A file: a header, then records of equal size."""
-
-    path: Path
-    keys: list[bytes] = field(default_factory=list)
-    """By place of the record."""
-    n_bytes: int = 0
+    """A file's bytes are not those that were written for the page."""
 
 
 class PageFiles:
-    """The pages of one numeric fingerprint: ``folder / fingerprint / NUMBER.pages``.
+    """The pages of one numeric fingerprint: ``folder / fingerprint / KEY.page4``.
 
-    Thread-safe. A page's key stands for its tokens, those before them and the salt; before the page is used, key and
-    digest are compared. Nothing is synchronised to the disk: what a crash of the system damages is a
+    Thread-safe. A page's key stands for its tokens, those before them and the salt; before the page is used, a digest
+    of key and content is compared. Nothing is synchronised to the disk: what a crash of the system damages is a
     `DamagedPageError` later.
 
-    payload_bytes: of a page's keys and values. max_bytes: of all segments below ``folder``, those of other fingerprints
-    included unless another process owns them. The oldest are removed first.
+    payload_bytes: of a page's keys and values. max_bytes: of all pages below ``folder``, those of other fingerprints
+    included unless another process owns them. The oldest are removed first, other fingerprints' before all.
 
     Raises:
         OSError: the folder cannot be used; a `BlockingIOError`: another process owns it.
@@ -57,35 +40,34 @@ class PageFiles:
     """
 
     def __init__(self, folder: Path, fingerprint: str, payload_bytes: int, max_bytes: int) -> None:
-        self.record_bytes = _FIELDS + payload_bytes
-        self._header = _MAGIC + fingerprint.encode()[:32].ljust(32) + struct.pack("<Q", payload_bytes)
-        self._header_bytes = len(self._header)
-        if max_bytes < 2 * (self._header_bytes + self.record_bytes):
+        self.record_bytes = _DIGEST_BYTES + payload_bytes
+        if max_bytes < 2 * self.record_bytes:
             raise ValueError(f"a page needs {self.record_bytes} bytes on disk, so {max_bytes} are too few")
-        self._max_bytes, self._segment_bytes = max_bytes, min(_MAX_SEGMENT_BYTES, max_bytes // _SEGMENTS)
-        self._folder = folder / fingerprint
+        self._max_bytes, self._folder = max_bytes, folder / fingerprint
         self._mutex = threading.Lock()
-        self._index: dict[bytes, tuple[Segment, int]] = {}
-        self._segments: OrderedDict[int, Segment] = OrderedDict()  # by number, oldest first; the last takes pages
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _check_private(self._folder)
         self._lock = _locked(self._folder)
         try:
-            self._scan()
-            self._others = _other_segments(folder, self._folder)
-            own = sum(segment.n_bytes for segment in self._segments.values())
-            self.n_bytes = own + sum(n_bytes for _, n_bytes in self._others)  # of all segments
-            self._make_room()
+            self._keys = self._scan()  # oldest first
+            self._others = _other_files(folder, self._folder)
+            self._other_bytes = sum(n_bytes for _, n_bytes in self._others)
+            self._make_room(())
         except BaseException:
             os.close(self._lock)
             raise
 
     def __contains__(self, key: object) -> bool:
-        return key in self._index
+        return key in self._keys
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._keys)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all pages below the folder."""
+        return len(self._keys) * self.record_bytes + self._other_bytes
 
     @property
     def capacity_pages(self) -> int:
@@ -93,139 +75,112 @@ class PageFiles:
         return self._max_bytes // self.record_bytes
 
     def buffer(self) -> bytearray:
-        """A buffer for one record."""
+        """A buffer for one file."""
         return bytearray(self.record_bytes)
 
     @staticmethod
     def payload(buffer: bytearray) -> memoryview:
-        """The part of a record that holds the page's keys and values."""
-        return memoryview(buffer)[_FIELDS:]
+        """The part of a file that holds the page's keys and values."""
+        return memoryview(buffer)[_DIGEST_BYTES:]
 
-    def append(self, key: bytes, buffer: bytearray) -> list[bytes]:
-        """Write the page of ``key``, whose payload is in ``buffer``; returns keys that were removed to make room.
+    def append(self, key: bytes, buffer: bytearray, in_use: Container[bytes] = ()) -> None:
+        """Write the page of ``key``, whose payload is in ``buffer``. in_use: pages that are not removed to make room;
+        fewer than the bound allows.
 
         Raises:
-            OSError: it cannot be written; nothing has changed.
+            OSError: it cannot be written.
         """
-        buffer[:_FIELDS] = _fields(key, self.payload(buffer))
+        buffer[:_DIGEST_BYTES] = _digest(key, self.payload(buffer))
         with self._mutex:
-            segment = self._last_segment()
-            with _opened(segment.path, os.O_WRONLY | os.O_CREAT) as descriptor:
-                count = os.pwrite(descriptor, buffer, segment.n_bytes)
-            if count != len(buffer):  # a full disk; the next write goes to the same place
-                raise OSError(f"{segment.path}: only {count} of {len(buffer)} bytes were written")
-            self._index[key] = segment, len(segment.keys)
-            segment.keys.append(key)
-            segment.n_bytes += self.record_bytes
-            self.n_bytes += self.record_bytes
-            return self._make_room()
+            self._keys.pop(key, None)
+            try:
+                with _opened(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+                    count = os.pwrite(descriptor, buffer, 0)
+                if count != len(buffer):  # a full disk
+                    raise OSError(f"{self._path(key)}: only {count} of {len(buffer)} bytes were written")
+            except OSError:
+                self._remove(key)
+                raise
+            self._keys[key] = None
+            self._make_room(in_use)
 
     def read(self, key: bytes, buffer: bytearray) -> None:
         """Read the page of ``key`` into ``buffer``.
 
         Raises:
             KeyError: it is not stored any more.
-            DamagedPageError: its record holds something else; it is forgotten.
-            OSError: its record cannot be read; it is forgotten.
+            DamagedPageError: its file holds something else; it is removed.
+            OSError: its file cannot be read; it is removed.
         """
-        segment, place = self._index[key]
+        if key not in self._keys:
+            raise KeyError(key)
         try:
-            with _opened(segment.path, os.O_RDONLY) as descriptor:
-                count = os.preadv(descriptor, [buffer], self._header_bytes + place * self.record_bytes)
-            if count != self.record_bytes or buffer[:_FIELDS] != _fields(key, self.payload(buffer)):
-                raise DamagedPageError(f"{segment.path}: record {place}")
+            with _opened(self._path(key), os.O_RDONLY) as descriptor:
+                count = os.preadv(descriptor, [buffer], 0)
+            if count != self.record_bytes or buffer[:_DIGEST_BYTES] != _digest(key, self.payload(buffer)):
+                raise DamagedPageError(self._path(key))
         except (OSError, DamagedPageError):
             with self._mutex:
-                self._index.pop(key, None)
+                self._remove(key)
             raise
 
     def erase(self) -> None:
         """Remove every page of this fingerprint."""
         with self._mutex:
-            while self._segments:
-                self._remove_oldest()
+            for key in [*self._keys]:
+                self._remove(key)
 
     def close(self) -> None:
         """Let another process own the folder."""
         with self._mutex:
             os.close(self._lock)
 
-    def _last_segment(self) -> Segment:
-        """The last segment if it has room for a page, else a new one."""
-        last = next(reversed(self._segments), 0)
-        if last and self._segments[last].n_bytes + self.record_bytes <= self._segment_bytes:
-            return self._segments[last]
-        path = self._folder / f"{last + 1:010d}{_SUFFIX}"
-        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
-            count = os.write(descriptor, self._header)
-        if count != self._header_bytes:
-            raise OSError(f"{path}: only {count} of {self._header_bytes} bytes were written")
-        segment = self._segments[last + 1] = Segment(path, n_bytes=self._header_bytes)
-        self.n_bytes += segment.n_bytes
-        return segment
+    def _path(self, key: bytes) -> Path:
+        return self._folder / f"{key.hex()}{_SUFFIX}"
 
-    def _make_room(self) -> list[bytes]:
-        """Remove the oldest segments until the bound is kept; returns the lost keys."""
-        lost: list[bytes] = []
-        while self.n_bytes > self._max_bytes and (self._others or self._segments):
-            if self._others:
-                path, n_bytes = self._others.pop(0)
-                self.n_bytes -= n_bytes
-                _remove_unowned(path)
-            else:
-                lost += self._remove_oldest()
-        return lost
-
-    def _remove_oldest(self) -> list[bytes]:
-        _, segment = self._segments.popitem(last=False)
+    def _remove(self, key: bytes) -> None:
+        self._keys.pop(key, None)
         with suppress(OSError):
-            segment.path.unlink(missing_ok=True)
-        self.n_bytes -= segment.n_bytes
-        lost = [key for place, key in enumerate(segment.keys) if self._index.get(key) == (segment, place)]
-        for key in lost:
-            del self._index[key]
-        return lost
+            self._path(key).unlink()
 
-    def _scan(self) -> None:
-        """Index the records of the folder's segments by their headers; the pages themselves are not read."""
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            try:
-                segment = Segment(path)
-                self._scan_segment(segment)
-                self._segments[int(path.stem)] = segment
-            except (OSError, ValueError):  # unreadable, or of another make
+    def _make_room(self, in_use: Container[bytes]) -> None:
+        """Remove the oldest pages until the bound is kept. Pages ``in_use`` count as new."""
+        while self._others and self.n_bytes > self._max_bytes:
+            path, n_bytes = self._others.pop(0)
+            self._other_bytes -= n_bytes
+            _remove_unowned(path)
+        while self.n_bytes > self._max_bytes:
+            oldest = next(iter(self._keys))
+            if oldest in in_use:
+                self._keys.move_to_end(oldest)
                 with suppress(OSError):
+                    os.utime(self._path(oldest))  # for the order at the next start
+            else:
+                self._remove(oldest)
+
+    def _scan(self) -> OrderedDict[bytes, None]:
+        """The keys of the folder's files, oldest first; the pages themselves are not read."""
+        found = []
+        for path in _page_files(self._folder):
+            with suppress(OSError):
+                state = path.lstat()
+                if path.suffix == _SUFFIX and state.st_size == self.record_bytes:
+                    found.append((state.st_mtime_ns, bytes.fromhex(path.stem)))
+                else:  # of a former layout, or not written to its end
                     path.unlink()
-        self._segments = OrderedDict(sorted(self._segments.items()))
-        for segment in self._segments.values():
-            for place, key in enumerate(segment.keys):
-                self._index[key] = segment, place
-
-    def _scan_segment(self, segment: Segment) -> None:
-        """Fill ``segment`` from its file. A last record that was not written to its end does not count.
-
-        Raises:
-            ValueError: it is not a segment of this fingerprint and layout.
-            OSError: it cannot be read.
-        """
-        with _opened(segment.path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
-            if os.pread(descriptor, self._header_bytes, 0) != self._header:
-                raise ValueError(f"{segment.path}: not a segment of this cache")
-            count = (os.fstat(descriptor).st_size - self._header_bytes) // self.record_bytes
-            segment.n_bytes = self._header_bytes + count * self.record_bytes
-            starts = range(self._header_bytes, segment.n_bytes, self.record_bytes)
-            segment.keys += [os.pread(descriptor, KEY_BYTES, start) for start in starts]
+        return OrderedDict.fromkeys(key for _, key in sorted(found))
 
 
-def _fields(key: bytes, payload: memoryview) -> bytes:
-    """The beginning of a record."""
-    return key + xxhash.xxh3_64_digest(payload)
+def _digest(key: bytes, payload: memoryview) -> bytes:
+    digest = xxhash.xxh3_64(key)
+    digest.update(payload)
+    return digest.digest()
 
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     """A descriptor of the file at ``path``, which is this user's alone if it is new."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield descriptor
     finally:
@@ -250,24 +205,21 @@ def _locked(folder: Path) -> int:
     return descriptor
 
 
-def _other_segments(folder: Path, own: Path) -> list[tuple[Path, int]]:
-    """Segments of other fingerprints with their bytes, oldest first, without those that a process owns.
+def _page_files(folder: Path) -> list[Path]:
+    """The pages in a fingerprint's folder; what else lies there is somebody else's."""
+    return [path for path in folder.iterdir() if _FILE.fullmatch(path.name)]
 
-    ``folder`` may hold folders and files of others, which are left alone.
-    """
+
+def _other_files(folder: Path, own: Path) -> list[tuple[Path, int]]:
+    """Pages of other fingerprints with their bytes, oldest first, without those that a process owns."""
     found = []
     for other in folder.iterdir():
         if other == own or not _FINGERPRINT.fullmatch(other.name) or not other.is_dir():
             continue
         with suppress(OSError):
             os.close(_locked(other))
-            found += [(path, path.stat()) for path in other.glob(f"*{_SUFFIX}") if _is_segment(path)]
-    return [(path, stat.st_size) for path, stat in sorted(found, key=lambda each: each[1].st_mtime)]
-
-
-def _is_segment(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_MAKE)) == _MAKE
+            found += [(path, path.lstat()) for path in _page_files(other)]
+    return [(path, state.st_size) for path, state in sorted(found, key=lambda each: each[1].st_mtime_ns)]
 
 
 def _remove_unowned(path: Path) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from specdec.engine.page_files import DamagedPageError, PageFiles
 
 PAYLOAD, MODEL, OTHER = 396, "ab" * 16, "cd" * 16
 ROOM = 1 << 16
+FILES = f"*/*{page_files._SUFFIX}"
 
 
 def page(number: int, salt: str = "") -> bytes:
@@ -32,10 +33,10 @@ def content(each: bytes) -> bytes:
     return random.Random(each).randbytes(PAYLOAD)
 
 
-def write(files: PageFiles, each: bytes) -> list[bytes]:
+def write(files: PageFiles, each: bytes, in_use: Container[bytes] = ()) -> None:
     buffer = files.buffer()
     files.payload(buffer)[:] = content(each)
-    return files.append(each, buffer)
+    files.append(each, buffer, in_use)
 
 
 def readable(files: PageFiles, each: bytes) -> bool:
@@ -78,10 +79,10 @@ def test_any_damage_between_runs_costs_pages_and_nothing_else(runs: list) -> Non
                 assert readable(files, each)
             written = set(batch)
             files.close()
-            segments = sorted(folder.glob("*/*.pages"))
-            if segments and accident != "none":
+            stored = sorted(folder.glob(FILES))
+            if stored and accident != "none":
                 sound = False
-                damage(chance.choice(segments), accident, chance)
+                damage(chance.choice(stored), accident, chance)
             files = opened(folder)
             for number in range(31):
                 for salt in ("", "x"):
@@ -93,7 +94,7 @@ def test_any_damage_between_runs_costs_pages_and_nothing_else(runs: list) -> Non
 
 
 def damage(path: Path, accident: str, chance: random.Random) -> None:
-    """Change a segment as a crash, a bad disk or a stranger might."""
+    """Change a file as a crash, a bad disk or a stranger might."""
     data = bytearray(path.read_bytes())
     at = chance.randrange(len(data))
     if accident == "cut":
@@ -113,25 +114,26 @@ def test_the_record_of_another_page_is_not_read(folder: Path) -> None:
     write(files, page(1))
     assert readable(files, page(1))
     assert other not in files
-    files._index[other] = files._index[page(1)]
+    files._path(page(1)).rename(files._path(other))
+    files._keys[other] = None
     assert not readable(files, other)
     files.close()
 
 
-def test_another_model_finds_nothing_and_the_oldest_segments_make_room(folder: Path) -> None:
+def test_another_model_finds_nothing_and_the_oldest_pages_make_room(folder: Path) -> None:
     first = opened(folder)
     for number in range(40):
         write(first, page(number))
     first.close()
     second = opened(folder, OTHER, room=ROOM // 2)
     assert not any(readable(second, page(number)) for number in range(40))
-    lost = [key for number in range(100, 300) for key in write(second, page(number))]
-    assert not list((folder / MODEL).glob("*.pages"))
-    total = sum(path.stat().st_size for path in folder.glob("*/*.pages"))
+    for number in range(100, 300):
+        write(second, page(number))
+    assert [path.name for path in (folder / MODEL).iterdir()] == ["lock"]
+    total = sum(path.stat().st_size for path in folder.glob(FILES))
     assert total == second.n_bytes <= ROOM // 2
     kept = [number for number in range(100, 300) if readable(second, page(number))]
     assert kept == list(range(300 - len(kept), 300))
-    assert lost == [page(number) for number in range(100, 300 - len(kept))]
 
 
 def test_a_lower_bound_is_kept_from_the_start(folder: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_lower_bound_is_kept_from_the_start(folder: Path) -> None:
     assert files.n_bytes > ROOM
     files.close()
     files = opened(folder)
-    assert files.n_bytes == sum(path.stat().st_size for path in folder.rglob("*.pages")) <= ROOM
+    assert files.n_bytes == sum(path.stat().st_size for path in folder.glob(FILES)) <= ROOM
     write(files, page(1))
     assert readable(files, page(1))
     files.close()
@@ -162,20 +164,17 @@ def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
     files.close()
 
 
-def test_segments_of_a_former_layout_are_removed(folder: Path) -> None:
+def test_pages_of_a_former_layout_are_removed(folder: Path) -> None:
     for fingerprint in (MODEL, OTHER):
-        files = opened(folder, fingerprint)
-        write(files, page(1))
-        write(files, page(1, "x"))
-        files.close()
-        (path,) = (folder / fingerprint).glob("*.pages")  # of both salts
-        path.write_bytes(path.read_bytes().replace(page_files._MAGIC, b"specdec pages 1\n"))
+        opened(folder, fingerprint).close()
+        for name in ("0000000001.pages", f"{page(1).hex()}.page5"):
+            (folder / fingerprint / name).write_bytes(bytes(1000))
     files = opened(folder)
-    assert (len(files), list((folder / MODEL).glob("*.pages"))) == (0, [])
+    assert (len(files), list((folder / MODEL).glob("*.page*"))) == (0, [])
     for number in range(200):
         write(files, page(number))
-    assert not list((folder / OTHER).glob("*.pages"))
-    assert files.n_bytes == sum(path.stat().st_size for path in folder.glob("*/*.pages"))
+    assert not list((folder / OTHER).glob("*.page*"))
+    assert files.n_bytes == sum(path.stat().st_size for path in folder.glob(FILES))
     files.close()
 
 
@@ -198,7 +197,7 @@ def test_erased_pages_are_gone_for_good(folder: Path) -> None:
     for number in range(50):
         write(files, page(number, "x" * (number % 2)))
     files.erase()
-    assert not list(folder.glob("*/*.pages"))
+    assert not list(folder.glob(FILES))
     assert (len(files), files.n_bytes) == (0, 0)
     write(files, page(7))
     files.close()
@@ -258,18 +257,31 @@ def test_a_process_killed_while_it_writes_leaves_only_whole_pages(folder: Path, 
 def test_a_damaged_page_is_forgotten_and_its_next_copy_outlives_it(folder: Path) -> None:
     files = opened(folder)
     write(files, page(0))
-    (first,) = folder.glob("*/*.pages")
+    (first,) = folder.glob(FILES)
     first.write_bytes(first.read_bytes()[:-1] + b"\0")
     assert not readable(files, page(0))
+    assert not first.exists()
     for number in range(1, 20):
         write(files, page(number))
     write(files, page(0))
     fresh = 20
-    while first.exists():
-        assert page(0) not in write(files, page(fresh))
+    while page(19) in files:
+        assert readable(files, page(0))
+        write(files, page(fresh))
         fresh += 1
-    assert readable(files, page(0))
-    assert not readable(files, page(1))
+    files.close()
+
+
+def test_pages_in_use_outlive_older_and_newer_ones_and_a_restart(folder: Path) -> None:
+    files, in_use = opened(folder), {page(0), page(7)}
+    for number in range(400):
+        write(files, page(number), in_use)
+    files.close()
+    files = opened(folder)
+    for number in range(400, 450):
+        write(files, page(number))
+    assert all(readable(files, each) for each in in_use)
+    assert files.n_bytes == sum(path.stat().st_size for path in folder.glob(FILES)) <= ROOM
     files.close()
 
 
@@ -278,7 +290,7 @@ def test_erased_pages_leave_no_open_file(folder: Path) -> None:
     write(files, page(0))
     files.erase()
     targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    pages = [target for target in targets if str(folder) in target and ".pages" in target]
+    pages = [target for target in targets if str(folder) in target and page_files._SUFFIX in target]
     assert not pages  # else its space would not be free
     write(files, page(0))
     assert readable(files, page(0))
