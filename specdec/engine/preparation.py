@@ -1,4 +1,4 @@
-"""Requests that wait for other threads: for their grammar, the table of token healing, or their pages from disk."""
+"""Requests that wait for other threads: for their grammar, the tables of token healing, or their pages from disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from specdec.core.types import FinishReason, Request
 from specdec.engine.disk_cache import DiskLoad
 from specdec.errors import QueueFullError
 from specdec.grammar.compiler import RETRY_S, GrammarCompiler
-from specdec.grammar.token_healing import TokenHealing
 
 ADMISSION_S = 0.005
 """Seconds that a step may spend on admitting prepared requests after the first; running streams wait for it."""
@@ -67,7 +66,7 @@ class RequestPreparation:
         """
         if request.grammar is not None:
             return self._grammars.start(request.grammar, request.cache_salt)
-        return self._grammars.spelling() if request.healing_prefix else None
+        return self._grammars.prepare() if request.healing_prefix else None
 
     def hold(self, waiting: WaitingRequest) -> None:
         """Keep ``waiting`` until it is ready.
@@ -102,7 +101,7 @@ class RequestPreparation:
             raise error.with_traceback(None)  # an error's traceback keeps what its former raises passed through
         if request.grammar is not None:
             return self._grammars.state(prepared, request.sampling.allowed_token_ids)
-        return TokenHealing(prepared.result(), request.healing_prefix)
+        return self._grammars.healing(request.healing_prefix)
 
     def take_prepared(self) -> Iterator[WaitingRequest]:
         """Remove requests that are prepared, until `ADMISSION_S` have passed."""

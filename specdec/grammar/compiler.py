@@ -27,7 +27,7 @@ from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
 from specdec.grammar.state import GrammarState, shortened
-from specdec.grammar.token_healing import TokenSpelling
+from specdec.grammar.token_healing import TokenHealing
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -200,30 +200,25 @@ class GrammarCompiler:
         self._check_process = CheckProcess(tokenizer, vocab_size, self._eos_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarParams, Future[Any]] = OrderedDict()
-        self._spelling: Future[TokenSpelling] | None = None
         self._prepared: Future[None] | None = None
         self._jobs: OrderedDict[str | None, deque[_Job]] = OrderedDict()  # by key, next turn first
         self._thread: threading.Thread | None = None
 
-    def prepare(self) -> None:
-        """Build the tables of the vocabulary, which the first grammar and the first token healing would build."""
+    def prepare(self) -> Future[None]:
+        """Start to build the tables of the vocabulary, which the first grammar would build and `healing` needs."""
         with self._lock:
-            if self._prepared is None and self._eos_ids:
+            if self._prepared is None:
                 self._prepared = self._enqueue(None, self._prepare)
-        self.spelling()
+            return self._prepared
 
     def wait_until_prepared(self) -> None:
         """Wait for the tables that `prepare` builds. If they cannot be built, requests that need them fail later."""
-        for tables in (self._prepared, self._spelling):
-            if tables is not None and (error := tables.exception()) is not None:
-                logger.warning("grammars and token healing do not work with this vocabulary: %s", error)
+        if self._prepared is not None and (error := self._prepared.exception()) is not None:
+            logger.warning("grammars and token healing do not work with this vocabulary: %s", error)
 
-    def spelling(self) -> Future[TokenSpelling]:
-        """The table of token healing."""
-        with self._lock:
-            if self._spelling is None:
-                self._spelling = self._enqueue(None, lambda: TokenSpelling(self._tokenizer, self._vocab_size))
-            return self._spelling
+    def healing(self, start: str) -> TokenHealing:
+        """A state at the start of an output that begins with ``start``, once the tables are built."""
+        return TokenHealing(start, self._vocabulary, self._tokenizer, self._vocab_size)
 
     def start(self, params: GrammarParams, key: str) -> Future[Any]:
         """Start to compile a grammar. The result is for `state`; it raises InvalidRequestError for a bad grammar.
@@ -279,8 +274,9 @@ class GrammarCompiler:
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        tokens = GrammarVocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-        return LLTokenizer(tokens, n_vocab=self._vocab_size, eos_token=list(self._eos_ids))
+        eos_ids = self._eos_ids or (0,)  # the library needs one, also for a model that only heals
+        tokens = GrammarVocabulary(self._tokenizer, self._vocab_size, eos_ids)
+        return LLTokenizer(tokens, n_vocab=self._vocab_size, eos_token=list(eos_ids))
 
     def _prepare(self) -> None:
         # The first mask over a vocabulary builds further tables.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from specdec.core.sampling import token_mask
 Mask = NDArray[np.uint32]
 MAX_MESSAGE = 240
 """Characters of the library's message in a refusal."""
+
+
+@lru_cache(maxsize=4)
+def any_token(vocab_size: int) -> Mask:
+    """The mask of all tokens, one for all sequences: a GPU gets each mask once a step."""
+    return token_mask(np.arange(vocab_size), vocab_size)
 
 
 def shortened(message: str) -> str:

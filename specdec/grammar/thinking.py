@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.core.sampling import token_mask
 from specdec.core.types import Request
+from specdec.grammar.state import any_token
 from specdec.models.tokenizer import Tokenizer
 
 _UNLAWFUL = -2  # in place of a number of tokens: the path holds another token where only one is allowed
-
-
-@lru_cache(maxsize=4)
-def _any_token(vocab_size: int) -> NDArray[np.uint32]:
-    """The mask of all tokens, one for all sequences: a GPU gets each mask once a step."""
-    return token_mask(np.arange(vocab_size), vocab_size)
 
 
 class ThinkingBudget:
@@ -36,7 +30,7 @@ class ThinkingBudget:
         self._tokenizer, self._budget = tokenizer, request.sampling.thinking_budget
         self._over = self._budget + len(self._closing)
         self._spent = 0 if tokenizer.leaves_thoughts_open(request.prompt_ids) else -1  # -1: they are not open yet
-        self._free = _any_token(vocab_size)
+        self._free = any_token(vocab_size)
         self._only = {token: token_mask([token], vocab_size) for token in self._closing}
 
     def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +19,13 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.errors import InvalidRequestError
-from specdec.grammar.token_healing import TokenHealing, TokenSpelling
+from specdec.grammar.compiler import GrammarCompiler
+from specdec.grammar.state import any_token
 from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
 TOKENIZER = tiny_parts().tokenizer
 VOCAB = tiny_parts().info.vocab_size
-SPELLING = TokenSpelling(TOKENIZER, VOCAB)
+GRAMMARS = GrammarCompiler(TOKENIZER, VOCAB)
 PROMPT = tuple(TOKENIZER.encode("def add(first, second):\n    return first\n" * 2))
 ASCII = tuple(
     t for t in range(VOCAB) if t not in TOKENIZER.special_ids and (b := TOKENIZER.token_bytes(t)) and b.isascii()
@@ -77,27 +80,36 @@ def test_any_prefix_is_healed(start: str, mode: SpeculationMode) -> None:
     assert text_of(events, "r") == generated.decode(errors="replace")[len(start) :]
 
 
-@given(text=st.binary(min_size=1, max_size=6))
-def test_the_mask_has_the_tokens_that_match_the_prefix(text: bytes) -> None:
-    words = SPELLING.mask(text)
+def begins_a_text(data: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@given(text=st.text(min_size=1, max_size=4))
+def test_the_mask_has_the_tokens_that_match_the_prefix(text: str) -> None:
+    words, start = GRAMMARS.healing(text).mask([]), text.encode()
     for token in range(VOCAB):
-        data = SPELLING.bytes_of(token)
-        can = bool(data) and (data.startswith(text) or text.startswith(data))
-        assert bool(words[token >> 5] >> (token & 31) & 1) == can
-    everything = SPELLING.mask(b"")
-    assert sum(int(word).bit_count() for word in everything) == VOCAB
+        data = b"" if token in TOKENIZER.special_ids else TOKENIZER.token_bytes(token)
+        extends = data.startswith(start) and begins_a_text(data[len(start) :])
+        assert bool(words[token >> 5] >> (token & 31) & 1) == (extends or bool(data and start.startswith(data)))
 
 
 def test_positions_along_a_path() -> None:
-    start = TokenHealing(SPELLING, "return")
+    start, everything = GRAMMARS.healing("return"), any_token(VOCAB)
     r, e, x = (TOKENIZER.encode(text, add_special=False)[0] for text in ("r", "e", "x"))
-    assert (start.mask([r]) == SPELLING.mask(b"eturn")).all()
+    assert (start.mask([r]) == GRAMMARS.healing("eturn").mask([])).all()
     assert not start.mask([x]).any()
     assert not start.mask([r, x, e]).any()
     assert start.commit([r, e]) is start
-    assert (start.mask([]) == SPELLING.mask(b"turn")).all()
-    assert start.commit(TOKENIZER.encode("turn", add_special=False)) is None
-    assert (start.mask([x]) == SPELLING.mask(b"")).all()
+    assert (start.mask([]) == GRAMMARS.healing("turn").mask([])).all()
+    turn = TOKENIZER.encode("turn", add_special=False)
+    assert (start.mask([*turn, x]) == everything).all()
+    assert start.commit(turn) is None
+    assert (start.mask([x]) == everything).all()
+    assert sum(int(word).bit_count() for word in everything) == VOCAB
 
 
 def test_a_satisfied_constraint_costs_nothing() -> None:

@@ -190,7 +190,7 @@ def test_the_engine_steps_while_a_request_is_prepared(slow: str, monkeypatch: py
         return held
 
     monkeypatch.setattr(compiler.CheckProcess, "check", wait_then(compiler.CheckProcess.check))
-    monkeypatch.setattr(compiler, "TokenSpelling", wait_then(compiler.TokenSpelling))
+    monkeypatch.setattr(compiler, "GrammarVocabulary", wait_then(compiler.GrammarVocabulary))
     ours = tiny_engine(dataclasses.replace(parts(), grammars=None))
     stream = dataclasses.replace(
         make_request(YES_NO, "stream", stopping=StoppingParams(max_tokens=40, ignore_eos=True))
