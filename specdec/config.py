@@ -234,6 +234,9 @@ class KvEventsConfig(Section):
     def _addresses_are_sound(self) -> KvEventsConfig:
         if self.replay_endpoint is not None and self.endpoint is None:
             raise ValueError("replay_endpoint needs endpoint: what is not published is not sent again")
+        # ZeroMQ would let one socket take over the other's ipc path without an error
+        if self.endpoint is not None and self.replay_endpoint == self.endpoint:
+            raise ValueError("replay_endpoint must be another address than endpoint")
         for name in ("endpoint", "replay_endpoint"):
             address = getattr(self, name)
             if address is None:

@@ -69,6 +69,7 @@ def test_events_off_loopback_need_explicit_permission(host: str, name: str) -> N
         ({"endpoint": "tcp://127.0.0.1:70000"}, r"must be tcp://HOST:PORT"),
         ({"endpoint": "pgm://127.0.0.1:5557"}, r"must be tcp://HOST:PORT"),
         ({"replay_endpoint": ENDPOINT}, r"replay_endpoint needs endpoint"),
+        ({"endpoint": "ipc://k", "replay_endpoint": "ipc://k"}, r"replay_endpoint must be another address"),
         ({"endpoint": ENDPOINT, "format": "json"}, r"kv_events\.format"),
     ],
 )
