@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Container, Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,9 @@ class DiskCache:
 
     def __init__(self, files: PageFiles, kv: KvCacheManager, memory: Seq[NDArray[np.uint8]]) -> None:
         self._files, self._kv, self._memory = files, kv, memory
-        # By page its key, and a number of this entry alone: the content does not change while the entry stays
-        self._cached: dict[int, tuple[bytes, int]] = {}
-        self._numbers = itertools.count()
-        self._pending: OrderedDict[int, None] = OrderedDict()  # cached pages to write, oldest first
+        # Page and key of each cached page, by page. Its content does not change while this very tuple stays
+        self._cached: dict[int, tuple[int, bytes]] = {}
+        self._pending: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()  # to be written; None: the end
         self._loads: list[DiskLoad] = []
         self._written = self._read = 0
         self._missed: Counter[str] = Counter()
@@ -67,9 +66,8 @@ class DiskCache:
         self._retry_s = 0.0  # monotonic time until which nothing is written
         # Pages are found through those before them, so those in memory stay on disk too. Not where that is most of it
         self._kept: Container[bytes] = kv if kv.n_total * 2 <= files.capacity_pages else ()
-        self._idle, self._work, self._dropping = threading.Event(), threading.Event(), threading.Event()
+        self._idle, self._dropping, self._buffer = threading.Event(), threading.Event(), files.buffer()
         self._idle.set()
-        self._closing, self._buffer = False, files.buffer()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-cache-read")
         self._reader.submit(int)  # starts the thread now: a load must not fail because no thread can be started
         self._writer = threading.Thread(target=self._write_pending, name="disk-cache-write", daemon=True)
@@ -78,17 +76,13 @@ class DiskCache:
 
     def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Queue a page that entered the cache."""
-        self._cached[page] = key, next(self._numbers)
+        entry = self._cached[page] = page, key
         if key not in self._files:
-            self._pending[page] = None
-            self._work.set()
+            self._pending.put(entry)
 
     def removed(self, page: int, key: bytes) -> None:
         """Forget a page that left the cache. One that is not yet written is lost."""
         self._cached.pop(page, None)
-        if page in self._pending:
-            self._pending.pop(page, None)
-            self._missed["evicted"] += 1
 
     def flushed(self) -> None:
         """Do nothing: `removed` was called for each page."""
@@ -134,7 +128,7 @@ class DiskCache:
             self._loads.remove(each)
             n_filled = 0
             try:
-                n_filled = each.filled.result()
+                n_filled = 0 if each.filled.cancelled() else each.filled.result()
             except Exception:
                 logger.exception("pages could not be read from disk")
             self._kv.end_load(each.load, n_filled)
@@ -142,22 +136,17 @@ class DiskCache:
             each.ended = True
 
     def drop_loads(self) -> None:
-        """Drop the pages that are being read."""
+        """End all loads; waits for the page that is being read."""
         self._dropping.set()
         for each in self._loads:
             each.filled.cancel()
-        for each in self._loads:
-            if not each.filled.cancelled():
-                each.filled.exception()  # waits for the page that is being read
-            self._kv.end_load(each.load, 0)
-            each.ended = True
-        self._loads.clear()
+        wait([each.filled for each in self._loads])
         self._dropping.clear()
+        self.end_loads()
 
     def erase(self) -> None:
         """Erase all pages on disk. Called after `drop_loads` and after the cache was flushed."""
         with self._erasing:
-            self._pending.clear()
             self._files.erase()
 
     def added_to(self, load: EngineLoad) -> EngineLoad:
@@ -172,39 +161,29 @@ class DiskCache:
 
     def close(self) -> None:
         """Write the pages that are not yet on disk, for up to `DRAIN_S`."""
-        deadline_s = time.monotonic() + DRAIN_S
-        self._closing = True
-        self._work.set()
+        self._pending.put(None)
         self._idle.set()
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._writer.join(DRAIN_S)
         if self._writer.is_alive():
-            return  # a disk that does not answer
-        while self._pending and time.monotonic() < deadline_s:
-            self._write_next()
-        if self._pending:
-            logger.warning("disk cache: %d pages were not written within %g s", len(self._pending), DRAIN_S)
-        self._files.close()
+            logger.warning("disk cache: %d pages were not written within %g s", self._pending.qsize(), DRAIN_S)
+            self._cached.clear()  # so that no more are written
 
     def _write_pending(self) -> None:
-        """The writer's thread."""
-        while self._work.wait() and not self._closing:
-            if not self._pending:
-                self._work.clear()
-                if not self._pending:  # else one was queued in between
-                    continue
+        """The writer's thread, which closes the files at the end."""
+        while (entry := self._pending.get()) is not None:
             began = time.perf_counter()
-            self._write_next()
+            self._write(entry)
             self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
+        self._files.close()
 
-    def _write_next(self) -> None:
-        """Write the oldest page of the queue unless it is on disk; one that leaves the cache meanwhile is lost."""
-        try:
-            page, _ = self._pending.popitem(last=False)
-        except KeyError:  # the engine's thread took the last one out
+    def _write(self, entry: tuple[int, bytes]) -> None:
+        """Write a page unless it is on disk; one that leaves the cache before it is copied is lost."""
+        page, key = entry
+        if key in self._files:
             return
-        entry = self._cached.get(page)
-        if entry is None or entry[0] in self._files:
+        if self._cached.get(page) is not entry:
+            self._missed["evicted"] += 1
             return
         if time.monotonic() < self._retry_s:
             self._missed["write_error"] += 1
@@ -212,11 +191,11 @@ class DiskCache:
         for in_memory, in_record in self._places(page, self._buffer):
             in_record[:] = in_memory
         with self._erasing:
-            if self._cached.get(page) != entry:  # the copy may be of another content
+            if self._cached.get(page) is not entry:  # the copy may be of another content
                 self._missed["evicted"] += 1
                 return
             try:
-                self._files.append(entry[0], self._buffer, self._kept)
+                self._files.append(key, self._buffer, self._kept)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
                 self._retry_s = time.monotonic() + RETRY_S

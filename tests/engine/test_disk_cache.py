@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from specdec.core.types import (
     SamplingParams,
     StoppingParams,
 )
+from specdec.engine import disk_cache
 from specdec.engine.build import warm_up
 from specdec.engine.disk_cache import DiskCache, open_disk_cache
 from specdec.engine.engine import Engine
@@ -204,7 +206,7 @@ def test_pages_in_use_are_kept_when_the_oldest_make_room(folder: Path) -> None:
             engine,
             dataclasses.replace(request(f"r{number}", 128), prompt_ids=(*request("system", 128).prompt_ids, *own)),
         )
-        while engine._parts.disk._pending:  # type: ignore[union-attr]
+        while not engine._parts.disk._pending.empty():  # type: ignore[union-attr]
             time.sleep(0.001)
     engine.close()
     engine = engine_on(folder, room=room)
@@ -447,6 +449,29 @@ def test_a_full_disk_and_a_second_engine_cost_nothing_but_the_pages(
     engine.close()
     load = engine.load()
     assert (load.disk_pages_written, load.disk_pages_missed) == (0, {"write_error": 4})
+
+
+def test_a_close_ends_in_time_and_the_next_engine_may_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, append = engine_on(folder), PageFiles.append
+
+    def slow(files: PageFiles, *args: Any) -> None:
+        time.sleep(0.2)
+        append(files, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PageFiles, "append", slow)
+        patch.setattr(disk_cache, "DRAIN_S", 0.3)
+        answer(engine, request("a", 400))
+        began_s = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began_s < 0.2 * 6
+        engine._parts.disk._writer.join()  # type: ignore[union-attr]
+    load = engine.load()
+    assert load.disk_pages_written + load.disk_pages_missed["evicted"] == 6
+    assert load.disk_pages_missed["evicted"] > 0
+    engine = engine_on(folder)
+    assert engine.load().disk_pages_missed == {}
+    engine.close()
 
 
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
