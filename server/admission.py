@@ -15,7 +15,7 @@ from server.observe.records import current_call
 from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.fields import MAX_NAME
-from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.models.next_edit import WindowReader
 
@@ -355,11 +355,9 @@ class Admission:
         return self._client.abort(principal.scoped(request_id))
 
     def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
-        """Account for ``event``, which the reader of ``stream`` got."""
+        """Account for ``event`` of ``stream``."""
         now = self._clock()
-        if isinstance(event, Started):
-            stream.started = True
-        elif isinstance(event, Delta):
+        if isinstance(event, Delta):
             self._streams[stream].spend(len(event.token_ids), now)
         elif isinstance(event, Finished) and stream.started:  # else it held no place, so its end freed none
             self._rates.finished(event, now)

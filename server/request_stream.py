@@ -17,6 +17,7 @@ from specdec.core.types import (
     FinishReason,
     Request,
     RequestEvent,
+    Started,
 )
 from specdec.errors import QueueFullError, RequestError
 
@@ -69,7 +70,7 @@ class StreamListener(Protocol):
     """Accounts for requests in flight."""
 
     def on_event(self, stream: RequestStream, event: RequestEvent) -> None:
-        """The reader got ``event``."""
+        """``event`` came."""
 
     def ended(self, stream: RequestStream) -> None:
         """The request holds no place any more. Called once."""
@@ -92,7 +93,7 @@ class RequestStream:
     request_id: str  # the caller's, which events carry
     supersedes_key: str  # scoped to the tenant; empty: none
     admitted_s: float  # monotonic seconds of the listener
-    started: bool  # the reader got Started
+    started: bool  # Started came
     unread: UnreadEvents  # counts the events that wait here
     record: RequestRecord | None  # gets every event and the end, read or not
     watcher: Callable[[RequestEvent], None] | None  # gets each event as it comes, read or not
@@ -121,7 +122,9 @@ class RequestStream:
         return self._samples_left if self._on_end is not None else 0
 
     def push(self, event: RequestEvent) -> None:
-        """Take the engine's next event of this request."""
+        """Take the engine's next event of this request; those after its end are dropped."""
+        if self._on_end is None:
+            return
         if isinstance(event, Failed):
             self.fail(unpack_error((event.reason, event.message, event.details)))
             return
@@ -129,32 +132,44 @@ class RequestStream:
             self.record.saw(event)
         if self.watcher is not None:
             self.watcher(event)
+        self.started = self.started or isinstance(event, Started)
+        if self._listener is not None:
+            self._listener.on_event(self, event)
         event.request_id = self.request_id
-        self._put(event)
-        if isinstance(event, Finished):
-            self._samples_left -= 1
-            if self._samples_left == 0:
-                self._end(complete=True)
+        if not isinstance(event, Finished):
+            self._put(event)
+            return
+        self._samples_left -= 1
+        self._cut = self._cut or event.reason is FinishReason.ABORTED
+        self._put(self._late() if event.reason is FinishReason.DEADLINE else event)
+        if self._samples_left == 0:
+            if self._superseded and self._cut:
+                self._put(SupersededError())
+            self._end(complete=True)
 
     def fail(self, error: RequestError) -> None:
         """End the request; the reader gets ``error`` after the events that came before it."""
-        if self._on_end is not None:
-            if self.record is not None:
-                self.record.failed(error)
-            self._put(error)
-            self._end(complete=True)
+        if self._on_end is None:
+            return
+        if self.record is not None:
+            self.record.failed(error)
+        if isinstance(error, QueueFullError) and self._listener is not None:
+            wait_s = max(error.retry_after_s or 0.0, self._listener.wait_s(self))
+            error = QueueFullError(error.limit, wait_s, error.items)
+        self._put(error)
+        self._end(complete=True)
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """Abort the request for a newer one: the reader gets what there is, then `SupersededError`."""
-        self._superseded = abort(self.request.request_id)
+        self._superseded = True
         self._release()
+        abort(self.request.request_id)
 
     def close(self) -> None:
         """Drop unread events, and abort the request unless it is complete."""
         self._items.clear()
         self.unread.forget(self)
         self._end(complete=False)
-        self._release()
 
     def overrun(self) -> None:
         """Drop unread events for lack of memory, and abort the request unless it is complete."""
@@ -170,21 +185,17 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestEvent:
-        item = await self._next()
-        if item is None:
-            self._release()
-            if self._superseded and self._cut:
-                self._superseded = False
-                raise SupersededError
-            raise StopAsyncIteration
+        while not self._items:
+            if self._on_end is None:
+                raise StopAsyncIteration
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        item, weight = self._items.popleft()
+        if weight:
+            self.unread.taken(self, weight)
         if isinstance(item, RequestError):
-            raise self._error(item)
-        if self._listener is not None:
-            self._listener.on_event(self, item)
-        if isinstance(item, Finished):
-            if item.reason is FinishReason.DEADLINE:
-                raise self._error(DeadlinePassedError())
-            self._cut = self._cut or item.reason is FinishReason.ABORTED
+            self.close()
+            raise item
         return item
 
     async def __aenter__(self) -> RequestStream:
@@ -195,28 +206,11 @@ class RequestStream:
     ) -> None:
         self.close()
 
-    async def _next(self) -> RequestEvent | RequestError | None:
-        """The next item; None at the end."""
-        while not self._items:
-            if self._on_end is None:
-                return None
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        item, weight = self._items.popleft()
-        if weight:
-            self.unread.taken(self, weight)
-        return item
-
-    def _error(self, error: RequestError) -> RequestError:
-        """``error`` as the reader gets it, which is the last it gets: with the time after which to retry."""
-        if self._listener is not None:
-            if isinstance(error, QueueFullError):
-                wait_s = max(error.retry_after_s or 0.0, self._listener.wait_s(self))
-                error = QueueFullError(error.limit, wait_s, error.items)
-            elif isinstance(error, DeadlinePassedError) and not self.started:
-                error = DeadlinePassedError(self._listener.wait_s(self))
-        self.close()
-        return error
+    def _late(self) -> DeadlinePassedError:
+        """The end of a request whose deadline passed. If it was not started, with the time after which to retry."""
+        if self._listener is None or self.started:
+            return DeadlinePassedError()
+        return DeadlinePassedError(self._listener.wait_s(self))
 
     def _put(self, item: RequestEvent | RequestError) -> None:
         weight = weight_of(item)
@@ -234,6 +228,7 @@ class RequestStream:
             on_end(complete)
             if self.record is not None:
                 self.record.ended(complete)
+            self._release()
 
     def _release(self) -> None:
         listener, self._listener = self._listener, None

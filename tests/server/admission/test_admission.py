@@ -139,6 +139,16 @@ async def test_concurrent_requests_of_a_key() -> None:
     assert doors.in_flight == 0
 
 
+async def test_an_answer_that_is_complete_but_not_read_holds_no_place_of_its_key() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(max_concurrent=1)
+    unread = doors.admit(who, make_request("1"))
+    for event in (started(client.given[0]), delta(client.given[0], 3), finished(client.given[0], 3)):
+        client.say(event)
+    doors.admit(who, make_request("2")).close()
+    assert len(await rest_of(unread)) == 3
+
+
 async def test_limits_follow_the_key_file() -> None:
     clock, client = Clock(), StubClient()
     doors = admission(client, clock)
@@ -365,7 +375,8 @@ async def test_generated_answers_that_are_not_read_occupy_no_slot() -> None:
     for request, stream in zip(client.given[-2:], slow, strict=True):
         client.say(started(request))
         await anext(stream)
-        client.say(finished(request, 21))
+        clock.now += 1.0
+        client.say(finished(request, 21, decode_ms=2000.0))
     assert doors.forecast_s() == pytest.approx(1.0)  # each has another sample on its way
     with pytest.raises(LateError):
         doors.admit(ANYBODY, make_request("late", deadline_s=2.1 * LATE_MARGIN + 0.01))
@@ -496,7 +507,7 @@ async def play(moves: list[tuple[str, int, str]]) -> None:
                 stream.close()
             elif move == "abort":
                 doors.abort(who, stream.request_id)
-            elif client._table.engine_id(given.request_id) is not None:
+            elif stream.samples_left:
                 client.say(finished(given, 1) if pick % 2 else delta(given, 1))
         assert doors.in_flight <= len(open_ones)
         assert {t.supersedes_key for _, t in doors._by_key.values()} == set(doors._by_key)

@@ -36,7 +36,7 @@ class Observed(TimeBudget):
 
 async def test_the_time_of_a_prompt_is_learned_once_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine()
-    engine.unread = UnreadEvents(1)
+    engine.unread = UnreadEvents(2048)  # the third event is too much
     observed = Observed(engine, monkeypatch)
     stream = engine.admit(CALLER, FIRST, "")
     observed.now_s = 0.25
