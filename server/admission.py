@@ -323,10 +323,7 @@ class Admission:
         usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(here), now, later=later)
         self._check_room(own, here, now)
         self._check_time(own, here, now)
-        try:
-            stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
-        except QueueFullError as error:  # behind a suspect; the client has no forecast
-            raise QueueFullError(error.limit, max(error.retry_after_s or 0.0, self.wait_s(here))) from None
+        stream = self._client.generate(own if self.windows is None else self.windows.predict(own))
         if not self._streams:
             self._rates.work_begins(now)
         stream.listen(self, request.request_id, key, now)

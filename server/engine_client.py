@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from server.engine_process import FLUSH_CACHE, SWAP_DRAFT, TRACE
 from server.engine_supervisor import EngineSupervisor
 from server.errors import PoisonRequestError, unpack_error
-from server.ipc import Frame, pack, unpack, unpack_event
+from server.ipc import Frame, unpack, unpack_event
 from server.observe.observer import Observer
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import EngineConfig, WeightDtype
@@ -30,70 +30,9 @@ from specdec.core.types import (
     StepTrace,
     unstarted,
 )
-from specdec.errors import UNAVAILABLE_RETRY_S, DuplicateRequestError, EngineDeadError, QueueFullError, RequestError
+from specdec.errors import UNAVAILABLE_RETRY_S, DuplicateRequestError, EngineDeadError, QueueFullError
 
 _LOG = logging.getLogger(__name__)
-
-
-class RequestTable:
-    """Streams by engine id and by request id.
-
-    The engine gets an id that is fresh for each submission: a caller may reuse a request id right after cancelling,
-    while events of the former request are still under way.
-    """
-
-    def __init__(self, abort: Callable[[str], None]) -> None:
-        """abort: ends a request in the engine."""
-        self._abort = abort
-        self._by_engine_id: dict[str, RequestStream] = {}
-        self._engine_ids: dict[str, str] = {}
-        self._numbers = itertools.count(1)
-        self._unread = UnreadEvents()
-
-    def __len__(self) -> int:
-        return len(self._by_engine_id)
-
-    def open(self, request: Request) -> tuple[str, RequestStream]:
-        """An engine id and a stream for ``request``.
-
-        Raises:
-            DuplicateRequestError: its id is in flight.
-        """
-        request_id = request.request_id
-        if request_id in self._engine_ids:
-            raise DuplicateRequestError(f"request_id {request_id!r} is in flight; choose another")
-        engine_id = f"{next(self._numbers)}:{request_id}"
-
-        def on_end(complete: bool) -> None:
-            del self._by_engine_id[engine_id], self._engine_ids[request_id]
-            if not complete:
-                self._abort(engine_id)
-
-        stream = RequestStream(request, on_end, self._unread)
-        self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
-        return engine_id, stream
-
-    def engine_id(self, request_id: str) -> str | None:
-        """The engine id of a request in flight."""
-        return self._engine_ids.get(request_id)
-
-    def engine_ids(self) -> list[str]:
-        """The engine ids of all requests in flight."""
-        return list(self._by_engine_id)
-
-    def deliver(self, event: RequestEvent) -> None:
-        """Pass an event to its stream; events of requests that have ended are dropped."""
-        stream = self._by_engine_id.get(event.request_id)
-        if stream is not None:
-            stream.push(event)
-
-    def fail(self, engine_ids: Sequence[str], error: RequestError) -> None:
-        """End these requests with ``error``. The end of one may end others, whose readers are too slow."""
-        if engine_ids:
-            _LOG.warning("%d requests in flight end: %s", len(engine_ids), error)
-        for engine_id in engine_ids:
-            if (stream := self._by_engine_id.get(engine_id)) is not None:
-                stream.fail(error)
 
 
 MAX_SUSPECTS = 1024  # digests that are remembered
@@ -145,96 +84,158 @@ def _digest(request: Request) -> bytes:
 
 # Ends from outside. Such a request may still be harmful: it may not have reached the step that stops the engine.
 _CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.TIME_LIMIT)
+_NOT_SENT = "the engine stopped before it got this request; retry shortly"
 
 
 @dataclass(slots=True)
 class _Submission:
-    """A request in the queue."""
+    """A request until the engine has ended it, even if its reader has gone."""
 
-    request: Request
-    alone: bool
+    engine_id: str
+    stream: RequestStream
+    alone: bool  # nothing may run beside it
     came_s: float  # monotonic seconds
     samples_left: int  # that the engine has not ended
     cut_short: bool = False  # a sample was
 
 
-class SubmitQueue:
+class RequestTable:
     """Sends requests to the engine in order; a suspect is sent when nothing else runs, and nothing else beside it.
 
-    What was sent runs until the engine has ended it, even if its reader has gone: a request that hangs the engine is
-    still the one to blame then.
-
-    send: takes the engine id, the request and the seconds that it has waited here. completed: takes each request whose
-    samples all came to their own end.
+    The engine gets an id that is fresh for each submission: a caller may reuse a request id right after cancelling,
+    while events of the former request are still under way. What was sent runs until the engine has ended it, even if
+    its reader has gone: a request that hangs the engine is still the one to blame then.
     """
 
-    def __init__(self, send: Callable[[str, Request, float], None], completed: Callable[[Request], None]) -> None:
-        self._send, self._completed = send, completed
-        self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # both by engine id
-        self._running: dict[str, _Submission] = {}
-        self._alone = False
+    def __init__(self, send: Callable[..., None], observer: Observer | None = None) -> None:
+        """send: sends a frame to the engine. observer: records every request."""
+        self._send, self._observer = send, observer
+        self._suspects = Suspects()
+        self._open: dict[str, _Submission] = {}  # by request id; their readers have not gone
+        self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # by engine id; they were not sent
+        self._running: dict[str, _Submission] = {}  # by engine id
+        self._alone = False  # whether the last one sent may have none beside it
+        self._numbers = itertools.count(1)
+        self._unread = UnreadEvents()
 
     def __len__(self) -> int:
-        """Requests that were not sent."""
-        return len(self._waiting)
+        """Requests that have not ended, and whose readers have not gone."""
+        return len(self._open)
 
-    def put(self, engine_id: str, request: Request, *, alone: bool) -> bool:
-        """Send a request, now or later; returns whether it was sent."""
-        self._waiting[engine_id] = _Submission(request, alone, time.monotonic(), request.sampling.n)
+    def submit(self, request: Request) -> RequestStream:
+        """Send ``request``, now or later, and return its stream.
+
+        Raises:
+            DuplicateRequestError: its id is in flight.
+            PoisonRequestError: the engine died twice with the same request in flight.
+            QueueFullError: too many requests wait for a suspect that runs alone.
+        """
+        request_id = request.request_id
+        alone = self._suspects.must_run_alone(request)
+        if len(self._waiting) >= MAX_QUEUED_REQUESTS:
+            raise QueueFullError(MAX_QUEUED_REQUESTS, UNAVAILABLE_RETRY_S)
+        if request_id in self._open:
+            raise DuplicateRequestError(f"request_id {request_id!r} is in flight; choose another")
+
+        def on_end(complete: bool) -> None:
+            del self._open[request_id]
+            if not complete:
+                self._abort(entry)
+
+        stream, engine_id = RequestStream(request, on_end, self._unread), f"{next(self._numbers)}:{request_id}"
+        if self._observer is not None:
+            stream.record = self._observer.request(request)  # before it is sent, as its times begin here
+        entry = _Submission(engine_id, stream, alone, time.monotonic(), request.sampling.n)
+        self._open[request_id] = self._waiting[engine_id] = entry
         self._send_next()
-        return engine_id in self._running
+        if engine_id in self._waiting:
+            self._limit_wait(entry)
+        return stream
 
-    def drop(self, engine_id: str) -> tuple[Request, float] | None:
-        """Forget a request that was not sent; returns it and the seconds that it waited. None: there is none."""
-        entry = self._waiting.pop(engine_id, None)
+    def abort(self, request_id: str) -> bool:
+        """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
+        entry = self._open.get(request_id)
+        if entry is not None and not self._end_unsent(entry, FinishReason.ABORTED):
+            self._abort(entry)
+        return entry is not None
+
+    def deliver(self, event: RequestEvent) -> None:
+        """Take an event of the engine, and pass it to the request's stream."""
+        entry = self._running.get(event.request_id)
         if entry is None:
-            return None
+            return  # the engine's last events before it was lost
+        if isinstance(event, Finished):
+            entry.samples_left -= 1
+            entry.cut_short = entry.cut_short or event.reason in _CUT_SHORT
+            if entry.samples_left == 0 and not entry.cut_short:
+                self._suspects.completed(entry.stream.request)
+        if entry.samples_left == 0 or isinstance(event, Failed):
+            del self._running[entry.engine_id]
+            self._send_next()
+        entry.stream.push(event)  # last: it sets the event's id to the caller's
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """End every request with ``error``, in the engine too."""
+        for entry in self._open.values():
+            self._abort(entry)
+        self._fail(list(self._open.values()), error)
+
+    def lost(self, error: EngineDeadError, *, died: bool) -> None:
+        """End every request with ``error``, since the engine is lost. If it died, the requests that were running become
+        suspects, and those that were not sent end with an error that does not count the death against them."""
+        waiting, running = self._waiting, self._running
+        self._waiting, self._running = OrderedDict(), {}
+        if died:
+            self._suspects.died(entry.stream.request for entry in running.values())
+            self._fail(waiting.values(), EngineDeadError(_NOT_SENT, error.retry_after_s))
+        self._fail(list(self._open.values()), error)
+
+    def _fail(self, entries: Collection[_Submission], error: EngineDeadError) -> None:
+        if entries:
+            _LOG.warning("%d requests in flight end: %s", len(entries), error)
+        for entry in entries:
+            entry.stream.fail(error)
+
+    def _limit_wait(self, entry: _Submission) -> None:
+        """Let the request's deadline and time limit end it while it waits; the engine does once it is sent."""
+        request = entry.stream.request
+        limits = (request.deadline_s, FinishReason.DEADLINE), (request.stopping.time_limit_s, FinishReason.TIME_LIMIT)
+        for limit_s, reason in limits:
+            if limit_s is not None:
+                asyncio.get_running_loop().call_later(limit_s, self._end_unsent, entry, reason)
+
+    def _end_unsent(self, entry: _Submission, reason: FinishReason) -> bool:
+        """End a request as the engine would, unless it was sent; returns whether it was not."""
+        if self._waiting.pop(entry.engine_id, None) is None:
+            return False
+        waited_ms = (time.monotonic() - entry.came_s) * 1e3
+        for event in unstarted(entry.engine_id, entry.stream.request, reason, waited_ms):
+            entry.stream.push(event)
         self._send_next()
-        return entry.request, time.monotonic() - entry.came_s
+        return True
 
-    def finished(self, engine_id: str, reason: FinishReason) -> None:
-        """The engine has ended a sample."""
-        entry = self._running.get(engine_id)
-        if entry is None:
-            return
-        entry.samples_left -= 1
-        entry.cut_short = entry.cut_short or reason in _CUT_SHORT
-        if entry.samples_left == 0:
-            if not entry.cut_short:
-                self._completed(entry.request)
-            self.ended(engine_id)
-
-    def ended(self, engine_id: str) -> None:
-        """The engine has ended a request."""
-        self._running.pop(engine_id, None)
-        self._alone = self._alone and bool(self._running)
-        self._send_next()
-
-    def clear(self) -> dict[str, Request]:
-        """Forget every request, since the engine is lost; returns those that it had, by engine id."""
-        had = {engine_id: entry.request for engine_id, entry in self._running.items()}
-        self._waiting.clear()
-        self._running.clear()
-        self._alone = False
-        return had
+    def _abort(self, entry: _Submission) -> None:
+        """Forget a request that was not sent, and let the engine end another."""
+        if self._waiting.pop(entry.engine_id, None) is None:
+            self._send(Frame.ABORT, entry.engine_id)
+        else:
+            self._send_next()
 
     def _send_next(self) -> None:
-        while self._waiting and not self._alone:
-            engine_id, entry = next(iter(self._waiting.items()))
-            if entry.alone and self._running:
+        while self._waiting:
+            entry = next(iter(self._waiting.values()))
+            if self._running and (entry.alone or self._alone):
                 return
-            del self._waiting[engine_id]
-            self._running[engine_id] = entry
+            del self._waiting[entry.engine_id]
+            self._running[entry.engine_id] = entry
             self._alone = entry.alone
-            self._send(engine_id, entry.request, time.monotonic() - entry.came_s)
+            request = replace(entry.stream.request, request_id=entry.engine_id)
+            self._send(Frame.SUBMIT, request, time.monotonic() - entry.came_s)
 
 
 DEFAULT_TRACE_STEPS = 50
 MAX_TRACE_STEPS = 1024
 TRACE_LIMIT_RULE = f"must lie in 1..{MAX_TRACE_STEPS}"
-
-
-_NOT_SENT = "the engine stopped before it got this request; retry shortly"
 
 
 class EngineClient:
@@ -243,10 +244,7 @@ class EngineClient:
     def __init__(self, engine: EngineSupervisor, observer: Observer | None = None) -> None:
         """observer: records every request."""
         self.engine = engine
-        self._observer = observer
-        self._suspects = Suspects()
-        self._queue = SubmitQueue(self._submit, self._suspects.completed)
-        self._table = RequestTable(self._left)
+        self._table = RequestTable(engine.send, observer)
         self._calls: dict[int, asyncio.Future[Any]] = {}  # answers under way, by the call's number
         self._numbers = itertools.count(1)
         engine.listener = self
@@ -276,56 +274,15 @@ class EngineClient:
             QueueFullError: too many requests wait for a suspect that runs alone; the engine bounds those that it has.
         """
         self.engine.check_ready()
-        alone = self._suspects.must_run_alone(request)
-        if len(self._queue) >= MAX_QUEUED_REQUESTS:
-            raise QueueFullError(MAX_QUEUED_REQUESTS, UNAVAILABLE_RETRY_S)
-        engine_id, stream = self._table.open(request)
-        if self._observer is not None:
-            stream.record = self._observer.request(request)
-        if not self._queue.put(engine_id, request, alone=alone):
-            self._limit_wait(engine_id, request)
-        return stream
-
-    def _submit(self, engine_id: str, request: Request, waited_s: float) -> None:
-        self.engine.send(Frame.SUBMIT, (engine_id, *pack(request)[1:]), waited_s)
-
-    def _limit_wait(self, engine_id: str, request: Request) -> None:
-        """Let the request's deadline and time limit end it while it waits; the engine does once it is sent."""
-        limits = (request.deadline_s, FinishReason.DEADLINE), (request.stopping.time_limit_s, FinishReason.TIME_LIMIT)
-        for limit_s, reason in limits:
-            if limit_s is not None:
-                asyncio.get_running_loop().call_later(limit_s, self._end_unsent, engine_id, reason)
-
-    def _end_unsent(self, engine_id: str, reason: FinishReason) -> bool:
-        """End a request as the engine would, unless it was sent; returns whether it was not."""
-        dropped = self._queue.drop(engine_id)
-        if dropped is None:
-            return False
-        request, waited_s = dropped
-        for event in unstarted(engine_id, request, reason, waited_s * 1e3):
-            self._table.deliver(event)
-        return True
-
-    def _left(self, engine_id: str) -> None:
-        """The reader of a request has gone."""
-        if self._queue.drop(engine_id) is None:
-            self.engine.send(Frame.ABORT, engine_id)
+        return self._table.submit(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
-        engine_id = self._table.engine_id(request_id)
-        if engine_id is None:
-            return False
-        if not self._end_unsent(engine_id, FinishReason.ABORTED):
-            self.engine.send(Frame.ABORT, engine_id)
-        return True
+        return self._table.abort(request_id)
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End every request in flight with ``error``, in the engine too."""
-        engine_ids = self._table.engine_ids()
-        for engine_id in engine_ids:
-            self._left(engine_id)
-        self._table.fail(engine_ids, error)
+        self._table.fail_all(error)
 
     async def trace(self, limit: int) -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last; waits for the running step.
@@ -376,18 +333,11 @@ class EngineClient:
         match kind:
             case Frame.EVENTS:
                 for parts in rest[0]:
-                    self._on_event(unpack_event(parts))
+                    self._table.deliver(unpack_event(parts))
             case Frame.ADMIN:
                 self._on_answer(*rest)
             case _:
                 raise ValueError(f"unknown frame {kind!r}")
-
-    def _on_event(self, event: RequestEvent) -> None:
-        if isinstance(event, Finished):
-            self._queue.finished(event.request_id, event.reason)
-        elif isinstance(event, Failed):
-            self._queue.ended(event.request_id)
-        self._table.deliver(event)  # last: it sets the event's id to the caller's
 
     def _on_answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
         answer = self._calls.get(number)
@@ -399,14 +349,8 @@ class EngineClient:
             answer.set_exception(unpack_error(error))
 
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
-        """End every request and call with ``error``. After a death, the requests that were running become suspects,
-        and those that were not sent end with an error that does not count the death against them."""
-        sent = self._queue.clear()
-        if died:
-            self._suspects.died(sent.values())
-            unsent = [engine_id for engine_id in self._table.engine_ids() if engine_id not in sent]
-            self._table.fail(unsent, EngineDeadError(_NOT_SENT, error.retry_after_s))
-        self._table.fail(self._table.engine_ids(), error)
+        """End every request and call with ``error``."""
+        self._table.lost(error, died=died)
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -15,7 +15,7 @@ import pytest
 
 from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, SubmitQueue, Suspects
+from server.engine_client import MAX_SUSPECTS, EngineClient, RequestTable, Suspects
 from server.engine_supervisor import EngineStartError, EngineState
 from server.errors import DeadlinePassedError, GenerationFailedError, PoisonRequestError
 from server.http.errors import refusal_of
@@ -39,7 +39,13 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
-from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
+from specdec.errors import (
+    UNAVAILABLE_RETRY_S,
+    DuplicateRequestError,
+    EngineDeadError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from tests.server.harness import make_client, make_config, quick_policy, running_client
 
 SOON_S = 0.01
@@ -49,22 +55,36 @@ def make_request(request_id: str = "r", text: bytes = b"hello", salt: str = "", 
     return Request(request_id, tuple(text), SamplingParams(n=n), cache_salt=salt)
 
 
+class Sent:
+    """The frames that a `RequestTable` sends."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Any, ...]] = []
+
+    def __call__(self, *parts: Any) -> None:
+        self.frames.append(parts)
+
+    @property
+    def submitted(self) -> list[str]:
+        """The engine ids of the requests."""
+        return [parts[1].request_id for parts in self.frames if parts[0] is Frame.SUBMIT]
+
+
 def test_requests_that_end_with_another_are_failed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = RequestTable(lambda _: None)
+    table = RequestTable(sent := Sent())
     monkeypatch.setattr(table, "_unread", UnreadEvents(3000))
-    table.open(make_request("a"))
-    engine_id, _ = table.open(make_request("slow"))
-    table.deliver(Delta(engine_id, 0, [1] * 10, "x" * 400, [], None))
-    table.fail(table.engine_ids(), EngineDeadError())  # the error of "a" is one event too many for "slow"
+    for name in ("a", "slow"):
+        table.submit(make_request(name))
+    table.deliver(Delta(sent.submitted[-1], 0, [1] * 10, "x" * 400, [], None))
+    table.fail_all(EngineDeadError())  # the error of "a" is one event too many for "slow"
     assert len(table) == 0
 
 
 def test_late_events_of_a_request_do_not_reach_the_next_one_of_its_id() -> None:
-    table = RequestTable(lambda _: None)
-    engine_id, stream = table.open(make_request("r"))
-    stream.close()
-    _, again = table.open(make_request("r"))
-    table.deliver(Finished(engine_id, 0, FinishReason.ABORTED, None, Usage(), SpeculationStats(), Timings()))
+    table = RequestTable(sent := Sent())
+    table.submit(make_request("r")).close()
+    again = table.submit(make_request("r"))
+    table.deliver(end_of(sent.submitted[0], FinishReason.ABORTED))
     assert again.samples_left == 1
 
 
@@ -333,13 +353,11 @@ async def test_the_queue_behind_a_request_that_runs_alone_is_bounded(monkeypatch
         with pytest.raises(EngineDeadError):
             await running
         await client.engine.wait_ready()
-        now = 0.0
-        doors = Admission(client, ServerConfig(), lambda: now)
+        doors = Admission(client, ServerConfig())
         streams = [doors.admit(ANYBODY, request) for request in (suspect, make_request("1"), make_request("2"))]
-        now = 20.0
         with pytest.raises(QueueFullError, match=r"queue is full \(2 requests\)") as refused:
             doors.admit(ANYBODY, make_request("3"))
-        assert refused.value.retry_after_s == 20.0  # the longest wait so far
+        assert refused.value.retry_after_s == UNAVAILABLE_RETRY_S
         for stream in streams:
             stream.close()
         assert doors.in_flight == 0
@@ -366,18 +384,20 @@ class RecordedEngine:
     """In place of an `EngineSupervisor`: ready, and keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[Any, ...]] = []
+        self.send = Sent()
 
     def check_ready(self) -> None:
         """It is."""
 
-    def send(self, *parts: Any) -> None:
-        self.sent.append(parts)
+    @property
+    def sent(self) -> list[tuple[Any, ...]]:
+        """The frames."""
+        return self.send.frames
 
     @property
     def submitted(self) -> list[str]:
         """The engine ids of the requests that it got."""
-        return [parts[1][0] for parts in self.sent if parts[0] is Frame.SUBMIT]
+        return self.send.submitted
 
 
 def client_of(engine: RecordedEngine) -> EngineClient:
@@ -402,8 +422,7 @@ def holds_back(client: EngineClient) -> bool:
 
 
 def end_suspect(client: EngineClient, engine: RecordedEngine) -> None:
-    usage, stats = Usage(1, 0, 1), SpeculationStats()
-    client._on_event(Finished(engine.submitted[-1], 0, FinishReason.EOS, None, usage, stats, Timings()))
+    answer(client, end_of(engine.submitted[-1]))
 
 
 async def test_a_request_that_has_not_been_sent_to_the_engine_can_be_aborted() -> None:
@@ -429,18 +448,20 @@ def test_a_request_that_waited_is_sent_with_the_time_that_it_waited(monkeypatch:
     clock.now_s = 2.5
     end_suspect(client, engine)
     client.generate(make_request("new", b"new"))
-    sent = [(parts[1][0].partition(":")[2], parts[2]) for parts in engine.sent[-2:]]
+    sent = [(parts[1].request_id.partition(":")[2], parts[2]) for parts in engine.sent[-2:]]
     assert sent == [("held", 1.5), ("new", 0.0)]
 
 
 def test_a_request_behind_one_that_is_dropped_is_sent() -> None:
-    sent: list[str] = []
-    queue = SubmitQueue(lambda engine_id, *_: sent.append(engine_id), lambda _: None)
-    queue.put("runs", make_request("runs"), alone=False)
-    queue.put("suspect", make_request("suspect"), alone=True)
-    queue.put("behind", make_request("behind"), alone=False)
-    queue.drop("suspect")
-    assert sent == ["runs", "behind"]
+    engine = RecordedEngine()
+    client, suspect = client_of(engine), make_request("suspect")
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(make_request("runs", b"runs"))
+    held = client.generate(suspect)
+    client.generate(make_request("behind", b"behind"))
+    held.close()
+    assert [engine_id.partition(":")[2] for engine_id in engine.submitted] == ["suspect", "runs", "behind"]
 
 
 def answer(client: EngineClient, *events: RequestEvent) -> None:

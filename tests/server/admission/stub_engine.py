@@ -8,11 +8,14 @@ from typing import Any
 from server.admission import Admission
 from server.auth.principal import Limits, Principal
 from server.engine_client import RequestTable
+from server.errors import pack_error
+from server.ipc import Frame
 from server.request_stream import RequestStream
 from specdec.config import ServerConfig
 from specdec.core.types import (
     Delta,
     EngineInfo,
+    Failed,
     Finished,
     FinishReason,
     Request,
@@ -35,44 +38,44 @@ class StubClient:
         self.given: list[Request] = []
         self.aborted: list[str] = []
         self.dead = False
-        self._table = RequestTable(self._abort_by_engine_id)
+        self._table = RequestTable(self._send)
+        self._engine_ids: dict[str, str] = {}  # by request id, of the last submission
 
     def generate(self, request: Request) -> RequestStream:
         if self.dead:
             raise EngineDeadError
-        _, stream = self._table.open(request)
+        stream = self._table.submit(request)
         self.given.append(request)
         return stream
 
     def abort(self, request_id: str) -> bool:
         """Like the engine: each open sample ends with its output."""
-        engine_id = self._table.engine_id(request_id)
-        if engine_id is not None:
-            self._abort_by_engine_id(engine_id)
+        found = self._table.abort(request_id)
+        if found:
             request = next(r for r in self.given if r.request_id == request_id)
             for index in range(request.sampling.n):
                 self.say(finished(request, 0, FinishReason.ABORTED, index))
-        return engine_id is not None
+        return found
 
     def say(self, event: RequestEvent) -> None:
         """Report an event of the engine for the request with the given id."""
-        engine_id = self._table.engine_id(event.request_id)
-        assert engine_id is not None
-        event.request_id = engine_id
+        event.request_id = self._engine_ids[event.request_id]
         self._table.deliver(event)
 
     def refuse(self, request_id: str, error: RequestError) -> None:
         """The engine does not take a request."""
-        engine_id = self._table.engine_id(request_id)
-        assert engine_id is not None
-        self._table.fail([engine_id], error)
+        self.say(Failed(request_id, *pack_error(error)))
 
     @property
     def in_flight(self) -> int:
         return len(self._table)
 
-    def _abort_by_engine_id(self, engine_id: str) -> None:
-        self.aborted.append(engine_id.partition(":")[2])
+    def _send(self, kind: Frame, *parts: Any) -> None:
+        if kind is Frame.SUBMIT:
+            engine_id = parts[0].request_id
+            self._engine_ids[engine_id.partition(":")[2]] = engine_id
+        else:
+            self.aborted.append(parts[0].partition(":")[2])
 
 
 class Clock:
