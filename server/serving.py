@@ -77,7 +77,6 @@ class Serving:
         )  # neither port waits for the other
         self._grpc = GrpcServer(config.server, self.models, self._observer, messages)
         self._health_tasks: list[asyncio.Task[None]] = []
-        self._flush: asyncio.Task[None] | None = None
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
@@ -158,15 +157,9 @@ class Serving:
         self._close_events()
         for model in self.models:
             model.tokenizer.close()
-        await self._close_observer(at_once)
-
-    async def _close_observer(self, at_once: bool) -> None:
-        """Flush the listeners, once: it goes on in its thread if a stop is cancelled, and the next stop waits."""
         if at_once:
             self._observer.hurry()
-        if self._flush is None:
-            self._flush = asyncio.create_task(asyncio.to_thread(self._observer.close), name="flush")
-        await asyncio.shield(self._flush)
+        await asyncio.to_thread(self._observer.close)  # goes on in its thread if this stop is cancelled
 
     def _close_events(self) -> None:
         for publisher in self._publishers:

@@ -188,7 +188,7 @@ class TelemetryListener:
         """A call was answered or refused, or its client left."""
 
     def close(self) -> None:
-        """The server ends: flush. Called once."""
+        """The server ends: flush. Called again where a stop was broken off."""
 
     def hurry(self) -> None:
         """The server ends at once: a `close` that runs, or comes, does not wait for the network."""

@@ -85,7 +85,7 @@ async def test_a_second_signal_ends_the_flush_to_a_hung_collector(monkeypatch: p
         await asyncio.wait_for(running, 20)  # a flush waits 30 s
     finally:
         exporter.ended.set()
-    assert len(closed) == 1
+    assert closed  # though the flush before it hung
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
