@@ -95,14 +95,12 @@ def pack_error(error: RequestError) -> tuple[str, str, list[Any]]:
 def unpack_error(parts: Sequence[Any]) -> RequestError:
     """The inverse of `pack_error`; an unknown reason becomes `GenerationFailedError`."""
     reason, message, details = parts
-    if reason == InvalidRequestError.reason:
+    kind = _FROM_ENGINE.get(reason)
+    if kind is None:
+        return GenerationFailedError(reason, message)
+    if kind is InvalidRequestError:
         return InvalidRequestError([FieldViolation(name, text) for name, text in details])
-    if reason == PromptTooLongError.reason:
-        return PromptTooLongError(*details)
-    if reason == QueueFullError.reason:
-        return QueueFullError(*details)
-    known = _BY_MESSAGE.get(reason)
-    return GenerationFailedError(reason, message) if known is None else known(message)
+    return kind(*(details or [message]))
 
 
 class DraftNotSwappedError(RequestError):
@@ -122,12 +120,12 @@ class SwapUnderWayError(RequestError):
         super().__init__(message)
 
 
-# Errors that are rebuilt from their message alone.
-_BY_MESSAGE: dict[str, type[RequestError]] = {
+# Errors that are rebuilt from their details or, where they have none, from their message.
+_FROM_ENGINE: dict[str, type[RequestError]] = {
     kind.reason: kind
     for kind in (
-        DuplicateRequestError, EngineDeadError, FingerprintMismatchError, DraftNotSwappedError,
-        SwapUnderWayError,
+        InvalidRequestError, PromptTooLongError, QueueFullError, DuplicateRequestError, EngineDeadError,
+        FingerprintMismatchError, DraftNotSwappedError, SwapUnderWayError,
     )
 }  # fmt: skip
 
