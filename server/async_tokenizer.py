@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from server.admission import Admission
 from server.auth.principal import current_caller
@@ -23,8 +23,6 @@ from specdec.errors import (
     QueueFullError,
 )
 from specdec.models.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 LARGE_CHARACTERS = 1 << 14  # encoding takes about 10 ms
 MOST_CHARACTERS = 1 << 26  # of all waiting texts; encoding takes about 40 s
@@ -54,35 +52,6 @@ def text_length(value: Any) -> int:
     return total
 
 
-class LargeTexts:
-    """Encodes large texts one at a time in a thread of low priority. The tokenizer must release the interpreter's lock.
-    Belongs to one event loop."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)  # its thread begins with the first text
-        self._characters = 0  # of the texts that wait, and of the one that is encoded
-
-    async def run(self, characters: int, encode: Callable[[], T]) -> T:
-        """Return ``encode()`` for a text of this length, after those before it. It is skipped if its caller has left.
-
-        Raises:
-            QueueFullError: too many wait.
-        """
-        if self._characters and self._characters + characters > MOST_CHARACTERS:
-            waiting = "characters of large texts to be turned into tokens"
-            retry_s = min(self._characters / CHARACTERS_PER_S, LONGEST_HINT_S)  # there is room after each text
-            raise QueueFullError(self._characters, retry_s, waiting)
-        self._characters += characters
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
-        finally:
-            self._characters -= characters
-
-    def close(self) -> None:
-        """Start no further encoding."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
 def _yield_to_others() -> None:
     """Lower the thread's priority; on Linux each thread has its own."""
     if sys.platform == "linux":
@@ -93,21 +62,23 @@ INLINE_CHARACTERS = 4096  # shorter texts are encoded on the event loop, in abou
 
 
 class AsyncTokenizer:
-    """Encodes and decodes; large texts count against the caller's rate limits. Refuses everything until `load`."""
+    """Encodes and decodes; large texts count against the caller's rate limits. The tokenizer must release the
+    interpreter's lock. Refuses everything until `load`. Belongs to one event loop."""
 
     def __init__(self, info: Callable[[], EngineInfo], admission: Admission) -> None:
         """info: the engine's description; raises EngineDeadError until it is known."""
         self._info, self._admission = info, admission
         self._loaded: Tokenizer | None = None
-        self._large = LargeTexts()
+        self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)  # its thread begins with the first text
+        self._characters = 0  # of the large texts that wait, and of the one that is encoded
 
     def load(self, tokenizer: Tokenizer) -> None:
         """Use ``tokenizer`` from now on."""
         self._loaded = tokenizer
 
     def close(self) -> None:
-        """End the threads for large texts."""
-        self._large.close()
+        """Encode no further large text."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_loaded(self) -> bool:
@@ -189,4 +160,12 @@ class AsyncTokenizer:
         if least > limit:
             raise TextTooLongError(limit, least)
         self._admission.check_rate(current_caller())
-        return await self._large.run(characters, work)
+        if self._characters and self._characters + characters > MOST_CHARACTERS:
+            waiting = "characters of large texts to be turned into tokens"
+            retry_s = min(self._characters / CHARACTERS_PER_S, LONGEST_HINT_S)  # there is room after each text
+            raise QueueFullError(self._characters, retry_s, waiting)
+        self._characters += characters
+        try:  # a text whose caller has left is skipped
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._characters -= characters

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from server.async_tokenizer import (
     LARGE_CHARACTERS,
     MOST_CHARACTERS,
     AsyncTokenizer,
-    LargeTexts,
     TextTooLongError,
     text_length,
 )
@@ -101,35 +101,43 @@ def test_a_rate_limited_key_has_no_large_text_encoded(tmp_path: Path) -> None:
         assert watched.longest_text == 1
 
 
-async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
-    texts, begun, go_on = LargeTexts(), [], threading.Event()
+def large_texts() -> AsyncTokenizer:
+    """One for which no text is too long."""
+    info: Any = SimpleNamespace(max_context=2)
+    tokenizer = AsyncTokenizer(lambda: info, Mock())
+    tokenizer.load(Mock(longest_token=MOST_CHARACTERS))
+    return tokenizer
 
-    def encode(number: int) -> int:
+
+async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
+    texts, begun, go_on = large_texts(), list[int](), threading.Event()
+
+    def encode(number: int) -> list[int]:
         begun.append(number)
         assert go_on.wait(20)
-        return number
+        return [number]
 
     size = MOST_CHARACTERS // 8
-    waiting = [asyncio.create_task(texts.run(size, lambda i=i: encode(i))) for i in range(8)]  # type: ignore[misc]
+    waiting = [asyncio.create_task(texts._encode_in_thread(size, partial(encode, number))) for number in range(8)]
     while not begun:
         await asyncio.sleep(0.001)
     with pytest.raises(QueueFullError, match=f"{MOST_CHARACTERS} characters of large texts") as refused:
-        await texts.run(1, lambda: encode(99))
+        await texts._encode_in_thread(len(LARGE), lambda: encode(99))
     assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 30.0)
     waiting[3].cancel()
     await asyncio.wait([waiting[3]])
     go_on.set()
-    assert await asyncio.gather(*waiting, texts.run(size, lambda: encode(9)), return_exceptions=True)
+    assert await asyncio.gather(*waiting, texts._encode_in_thread(size, lambda: encode(9)), return_exceptions=True)
     assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # no text waits for one whose client left
     texts.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
 async def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered, texts = list[int](), LargeTexts()
+    lowered, texts = list[int](), large_texts()
     monkeypatch.setattr(os, "setpriority", lambda *_: None)  # might raise that of a niced server, which fails
     monkeypatch.setattr(os, "nice", lowered.append)
-    await texts.run(1, lambda: None)
+    await texts._encode_in_thread(len(LARGE), list)
     texts.close()
     assert lowered == [10]
 
