@@ -31,6 +31,9 @@ _WAYS_OUT = {
     "all addresses; last error: UNAVAILABLE": "it closed the connection: if it uses TLS, give --tls, and the "
     "certificate that it may ask for (--cert, --cert-key)",
 }
+# Codes besides UNAVAILABLE of a lost connection, and what proxies and gRPC say of it then
+_LOST_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
+_LOST_WORDS = ("RST_STREAM", "GOAWAY", "Stream removed", "Socket closed", "upstream connect error")
 
 
 class CallError(SpecdecError):
@@ -61,11 +64,14 @@ class CallError(SpecdecError):
         """``error`` of a call to ``address``, with the server's details."""
         trailers = dict(error.trailing_metadata() or ())
         packed = trailers.get("grpc-status-details-bin")
-        if packed is None and error.code() == grpc.StatusCode.UNAVAILABLE:
-            cause = (error.details() or "").partition("\n")[0][:300]
+        cause = (error.details() or "").partition("\n")[0][:300]
+        lost = error.code() == grpc.StatusCode.UNAVAILABLE or (
+            error.code() in _LOST_CODES and any(words in cause for words in _LOST_WORDS)
+        )
+        if packed is None and lost:
             way_out = next((text for words, text in _WAYS_OUT.items() if words in cause), _NO_SERVER)
             message = f"no specdec server answers at {address}; {way_out} ({cause or 'no cause given'})"
-            return CallError(error.code(), message, reached=False, address=address)
+            return CallError(grpc.StatusCode.UNAVAILABLE, message, reached=False, address=address)
         bad, info, retry = BadRequest(), ErrorInfo(), RetryInfo()
         has_retry = False
         for detail in Status.FromString(packed).details if isinstance(packed, bytes) else ():
@@ -149,8 +155,9 @@ class RetryPolicy:
 
     @property
     def resuming(self) -> RetryPolicy:
-        """The policy for resuming a broken stream: after a server's death none may answer for a while."""
-        return replace(self, attempts=self.resumes, unreachable=True)
+        """The policy for resuming a stream, whose broken call is the first try: after a server's death none may answer
+        for a while."""
+        return replace(self, attempts=self.resumes + 1, unreachable=True)
 
 
 Method = Callable[[grpc.aio.Channel], Any]
@@ -171,22 +178,6 @@ _OPTIONS = [
 
 _WORKSPACE, _SESSION = "x-workspace-id", "x-session-id"
 _PLAIN = "".join(chr(i) for i in range(0x21, 0x7F) if chr(i) != "%")
-
-
-# Messages of proxies and gRPC for a lost connection whose code is not UNAVAILABLE.
-_CUT_WORDS = ("RST_STREAM", "GOAWAY", "Stream removed", "Socket closed", "upstream connect error")
-
-
-def cut_of(error: CallError) -> CallError | None:
-    """``error`` as UNAVAILABLE if the server or the connection failed and not the request; else None."""
-    if error.code == grpc.StatusCode.UNAVAILABLE:
-        return error
-    lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
-    if error.code in lost and not error.reason and any(word in error.message for word in _CUT_WORDS):
-        cut = CallError(grpc.StatusCode.UNAVAILABLE, error.message, reached=False, address=error.address)
-        cut.engines_stopped = error.engines_stopped
-        return cut
-    return None
 
 
 @contextmanager
@@ -269,18 +260,17 @@ class Connection:
         request: Any,
         timeout_s: float | None = None,
         retry: RetryPolicy | None = None,
-        stopped: int = 0,
     ) -> AsyncGenerator[Any, None]:
         """The stream of answers to one message; close it to cancel the call.
 
         The call is repeated only before the first answer; with ``~`` appended to the request's id if the server still
-        runs a former try. retry: default: the connection's. stopped: engines that stopped while the request ran before.
+        runs a former try. retry: default: the connection's.
 
         Raises:
             CallError: the last try failed, or the error is final.
         """
         until = end_of(timeout_s)
-        attempt, began, lost = 0, False, False
+        attempt, stopped, began, lost = 0, 0, False, False  # stopped: engines, while the request ran
         while True:
             attempt += 1
             address = self.address
@@ -301,9 +291,8 @@ class Connection:
                     lost = False
                     continue
                 # If a proxy resets a stream, gRPC drops unread messages, as if none had arrived.
-                cut = cut_of(failure)
-                lost = lost or cut is not None
-                await self.pause(cut or failure, attempt, until, retry)
+                lost = lost or failure.code == grpc.StatusCode.UNAVAILABLE
+                await self.pause(failure, attempt, until, retry)
             finally:
                 call.cancel()
 

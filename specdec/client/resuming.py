@@ -7,18 +7,20 @@ import copy
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import grpc
 
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as generation
-from specdec.client.connection import CallError, Connection, Method, RetryPolicy, cut_of, end_of, time_left
+from specdec.client.connection import CallError, Connection, Method, RetryPolicy, end_of, time_left
 from specdec.client.messages import event_of
 from specdec.core.types import Delta, Finished, RequestEvent, Started, sample_seed
 from specdec.errors import FingerprintMismatchError
 
 Message = generation.GenerateStreamRequest | completion.CompleteRequest
+
+_ONCE = RetryPolicy(attempts=1)
 
 
 @dataclass(slots=True)
@@ -79,14 +81,14 @@ class ResumableStream:
                     yield event
             return
         except CallError as error:
-            cut = cut_of(error)
-            if cut is not None and sum(had.finished for had in samples.values()) == n_samples:
+            lost = error.code == grpc.StatusCode.UNAVAILABLE
+            if lost and sum(had.finished for had in samples.values()) == n_samples:
                 return  # every sample is complete; only the end of the call is missing
             started = self._started
-            if cut is None or not (started and started.numeric_fingerprint and self._connection.retry.resumes):
+            if not (lost and started and started.numeric_fingerprint and self._connection.retry.resumes):
                 raise
             stopped = error.engines_stopped
-            await self._connection.pause(cut, 1, self._until, _first_of(self._connection.retry.resuming))
+            await self._connection.pause(error, 1, self._until, self._connection.retry.resuming)
         received = (samples.get(index) or _Received(index) for index in range(n_samples))
         missing = [had for had in received if not had.finished]
         suffixes = ["", *(f"~{had.index}" for had in missing[1:])]
@@ -106,14 +108,13 @@ class ResumableStream:
     ) -> AsyncGenerator[Delta | Finished, None]:
         """The rest of a sample, over any number of calls. suffix: of their ids; empty for the first sample. stopped:
         engines that stopped before. beside: other samples run, which may take all places of the key; then it ends."""
-        retry, attempt, first = self._connection.retry.resuming, 0, not suffix
+        retry, attempt, first = self._connection.retry.resuming, 1, not suffix
         refused: set[str] = set()  # addresses of servers with another fingerprint
         while True:
-            known, began = len(had.tokens), False
+            known = len(had.tokens)
             try:
-                async with aclosing(self._call(self._resumed(had, suffix, first), retry, stopped)) as events:
+                async with aclosing(self._call(self._resumed(had, suffix, first), _ONCE)) as events:
                     async for event in events:
-                        began = True
                         if isinstance(event, Started):
                             self._check_prompt(event)
                             continue
@@ -122,16 +123,15 @@ class ResumableStream:
                         yield event
                 return
             except CallError as error:
-                progressed = len(had.tokens) > known
-                if progressed:  # a request that stops engines would have stopped this one at the same token
-                    error.engines_stopped -= stopped
-                cut, stopped = cut_of(error), error.engines_stopped
-                if cut is not None and had.finished:
+                if len(had.tokens) > known:  # one that stops engines would have stopped this one at the same token
+                    attempt = stopped = 0
+                attempt += 1
+                error.engines_stopped = stopped = error.engines_stopped + stopped
+                if had.finished and error.code == grpc.StatusCode.UNAVAILABLE:
                     return
                 if beside and error.metadata.get("limit") == "max_concurrent":
                     return
-                attempt = 1 if progressed else attempt + 1
-                if error.code == grpc.StatusCode.ALREADY_EXISTS and not began and attempt <= retry.attempts:
+                if error.code == grpc.StatusCode.ALREADY_EXISTS and attempt <= retry.attempts:
                     suffix += "~"  # the server still runs the broken call
                     continue
                 if error.reason == FingerprintMismatchError.reason:
@@ -139,15 +139,13 @@ class ResumableStream:
                     self._connection.leave(error.address)
                     if self._connection.address not in refused:
                         continue
-                if cut is None or not began:
-                    raise  # it is refused, or the policy allows no further try
-                await self._connection.pause(cut, attempt, self._until, _first_of(retry) if progressed else retry)
+                await self._connection.pause(error, attempt, self._until, retry)
 
     async def _call(
-        self, message: Message, retry: RetryPolicy | None = None, stopped: int = 0
+        self, message: Message, retry: RetryPolicy | None = None
     ) -> AsyncGenerator[Started | Delta | Finished, None]:
         """The events of one call, as `Connection.stream`."""
-        stream = self._connection.stream(self._method, message, time_left(self._until), retry, stopped)
+        stream = self._connection.stream(self._method, message, time_left(self._until), retry)
         async with aclosing(stream) as responses:
             async for response in responses:
                 event = event_of(response, self._message.request_id)
@@ -186,11 +184,6 @@ class ResumableStream:
         if stopping.HasField("decode_time_limit_ms") and self._first_token_s is not None:
             stopping.decode_time_limit_ms = max(1.0, stopping.decode_time_limit_ms - (now - self._first_token_s) * 1e3)
         return message
-
-
-def _first_of(retry: RetryPolicy) -> RetryPolicy:
-    """``retry`` for the first of its tries in a row, before which none has failed."""
-    return replace(retry, attempts=max(2, retry.attempts))
 
 
 async def _merged(

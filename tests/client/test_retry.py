@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from server.errors import DrainingError, PoisonRequestError, UnknownModelError
 from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2
-from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy, cut_of
+from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
 from specdec.errors import (
     ConfigError,
     DuplicateRequestError,
@@ -156,14 +156,6 @@ async def test_a_request_that_stops_two_engines_is_not_sent_to_a_third() -> None
         async with talking(script, RetryPolicy(attempts=9, longest_s=9)) as (connection, unary, streaming):
             raised = await failure(whole(connection, streaming) if stream else connection.unary(unary, b""))
         assert (raised.reason, raised.engines_stopped, len(script.times)) == ("ENGINE_UNAVAILABLE", 2, 3)
-
-
-def test_a_reset_keeps_the_number_of_engines_that_stopped() -> None:
-    error = CallError(grpc.StatusCode.INTERNAL, "Received RST_STREAM")
-    error.engines_stopped = 2
-    cut = cut_of(error)
-    assert cut is not None
-    assert cut.engines_stopped == 2
 
 
 async def test_the_number_of_retries_is_limited() -> None:
