@@ -56,7 +56,8 @@ class Soak:
         request = Request(
             f"r{number}", prompt, SamplingParams(temperature=rng.choice((0.0, 1.0)), n=rng.choice((1, 1, 3))),
             StoppingParams(max_tokens=rng.choice((1, 8, 30))), cache_salt=script, priority=rng.choice((0, 1)),
-            deadline_s=rng.choice((None, None, 5.0, 0.001)), omitted=rng.choice((None, (0, 0, 0, 0))),
+            deadline_s=None if fault else rng.choice((None, None, 5.0, 0.001)),
+            omitted=rng.choice((None, (0, 0, 0, 0))),
         )  # fmt: skip
         while not self.model.client.engine.is_ready:
             await asyncio.sleep(0.01)
@@ -73,7 +74,7 @@ class Soak:
     async def _ask(self, request: Request, limit: int | None) -> None:
         key = "k" if self.rng.random() < 0.1 else ""
         async with self.model.admission.admit(ANYBODY, request, key) as stream:
-            if self.rng.random() < 0.1:
+            if self.rng.random() < 0.1 and not request.cache_salt:  # a fault happens in any case
                 self.model.admission.abort(ANYBODY, request.request_id)
             seen = 0
             async for _ in stream:
