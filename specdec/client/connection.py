@@ -25,6 +25,7 @@ _NO_SERVER = "start one with `specdec serve`, or give the gRPC port of one that 
 _WAYS_OUT = {
     "certificate has expired": "its certificate has expired: renew it",
     "CERTIFICATE_VERIFY_FAILED": "its certificate was not accepted: give its authority's file (--ca)",
+    "errors resolving": "its host is unknown: give host:port, without a scheme such as http://",
     "Hostname Verification": "its certificate is for another name: give an address that the certificate names",
     "WRONG_VERSION_NUMBER": "it does not use TLS there: leave --tls out",
     "create security handshaker": "TLS is impossible with the files given (--ca, --cert, --cert-key)",
@@ -105,6 +106,8 @@ class Credentials:
             raise ConfigError("credentials: set both cert and cert_key, or neither")
         if not self.tls and (self.ca or self.cert):
             raise ConfigError("credentials: ca and cert have no effect without tls")
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ConfigError("credentials: key has a line break or a letter that no key has; strip the text of a file")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

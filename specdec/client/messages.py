@@ -81,25 +81,26 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
 
 
 def fill_prompt(message: PromptMessage, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> None:
-    """Put ``prompt`` into ``message``; raises TypeError for token ids that are not integers. variables: of the chat
-    template."""
+    """Put ``prompt`` into ``message``; raises TypeError for one of another kind. variables: of the chat template."""
     if isinstance(prompt, Fim):
         message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
         return
     assert not isinstance(message, completion.CompleteRequest)  # which has gaps only
     if isinstance(prompt, str):
         message.text = prompt
-    elif len(prompt) and all(isinstance(turn, ChatTurn) for turn in prompt):
+    elif isinstance(prompt, Sequence) and prompt and all(isinstance(turn, ChatTurn) for turn in prompt):
         message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
         if variables:
             message.chat.template_variables = json.dumps(variables)
     else:
         message.token_ids.SetInParent()
         try:
+            if isinstance(prompt, bytes):
+                raise TypeError  # a text that was encoded: its bytes are no token ids
             message.token_ids.ids.extend([operator.index(token) for token in prompt])  # type: ignore[arg-type]
-        except TypeError:
+        except (TypeError, ValueError):
             raise TypeError(
-                "prompt: must be a text, a gap, a conversation, or token ids, all of them integers"
+                "prompt: must be a text, a gap, a conversation, or token ids, all of them integers from 0"
             ) from None
 
 

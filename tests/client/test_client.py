@@ -19,6 +19,7 @@ from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim
 from specdec.core.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
+from specdec.errors import ConfigError
 from tests.fake_engine import DEFAULT_SEED, FLUSHED
 from tests.server.auth.certificates import Certificates, write_self_signed
 from tests.server.auth.key_files import make_key
@@ -192,6 +193,18 @@ async def test_a_superseded_call_reports_it() -> None:
             await older
     assert newer.text == chr(BOS) + "hello"
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.ABORTED, "SUPERSEDED")
+
+
+async def test_an_address_that_is_a_url_is_refused_with_the_way_out() -> None:
+    async with Client("http://127.0.0.1:1", retry=RetryPolicy(attempts=1)) as client:
+        with pytest.raises(CallError, match="give host:port, without a scheme"):
+            await client.info()
+
+
+@pytest.mark.parametrize("key", ["sd-k\n", "sd-ключ"])
+def test_a_key_that_no_call_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="credentials: key has a line break"):
+        Credentials(key)
 
 
 async def test_a_wrong_key_and_an_untrusted_certificate(tmp_path: Path) -> None:

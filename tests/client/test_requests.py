@@ -118,7 +118,8 @@ def test_token_ids_are_any_integers_and_nothing_else() -> None:
     ids = cast(Any, list(np.array([5, 6, 7])))
     assert list(fill_request(pb.GenerateRequest(), ids, {}).token_ids.ids) == [5, 6, 7]
     assert fill_request(pb.GenerateRequest(), np.array([3, 4]), {}).token_ids.ids == [3, 4]  # type: ignore[arg-type]
-    for other in ([1, 2.0], [1, "a"], [1, ChatTurn("user", "b")], [ChatTurn("user", "b"), {"role": "user"}]):
+    mixed = [1, ChatTurn("user", "b")], [ChatTurn("user", "b"), {"role": "user"}]
+    for other in ([1, 2.0], [1, "a"], *mixed, [-1], [1 << 32], b"text", None, 5):
         with pytest.raises(TypeError, match=r"prompt: must be .* token ids, all of them integers"):
             fill_request(pb.GenerateRequest(), cast(Any, other), {})
 
