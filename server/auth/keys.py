@@ -114,7 +114,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
         values = [getattr(entry, field) for entry in entries]
         twice = [entry.name for i, entry in enumerate(entries) if values[i] in values[:i]]
         if twice:
-            raise ConfigError(f"server.keys_file: {path}: entry {twice[0]!r} has the {field} of another; rename it")
+            raise ConfigError(f"server.keys_file: {path}: {twice[0]!r} has the {field} of another; give it its own")
     return entries
 
 

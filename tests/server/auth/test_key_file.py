@@ -98,3 +98,11 @@ def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'a' has the name of another"):
         make_key(path, "a")
     assert len(read_keys(path)) == 1
+
+
+def test_an_entry_with_the_hash_of_another_needs_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    add_key(path, entry("a", "key"))
+    path.write_text(path.read_text() + path.read_text().replace("name: a", "name: b"))
+    with pytest.raises(ConfigError, match="'b' has the hash of another; give it its own"):
+        add_key(path, entry("c", "other"))
