@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, launch_options
+from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, launch_options, specialised_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,7 @@ def _global_slot(page_table, entry, slot, mask, max_pages, n_pages):
     return tl.where((page >= 0) & (page < n_pages), page * 64 + (slot & 63), -1)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table",
-        "counts", "rows", "emitted", "n_moves", "move_source", "move_target",
-        "n_rows", "n_samples", "max_depth", "max_pages", "n_pages",
-    ]
-)  # fmt: skip
+@specialised_on()
 def accept_kernel(
     entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
     counts, rows, emitted, n_moves, move_source, move_target,

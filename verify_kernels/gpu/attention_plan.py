@@ -56,7 +56,14 @@ from verify_kernels.gpu.attention_workspace import (
     WORK_FIELDS,
     AttentionWorkspace,
 )
-from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, await_previous, exchange, launch_options
+from verify_kernels.gpu.kernel_launch import (
+    CompileCase,
+    StepRows,
+    await_previous,
+    exchange,
+    launch_options,
+    specialised_on,
+)
 
 
 @triton.jit
@@ -130,11 +137,7 @@ def walk_up(leaf, going, anchor, parent, depth, leaf_of, path, max_path):
     return branch_depth
 
 
-@triton.jit(
-    do_not_specialize=[
-        "entry_start", "entry_ctx", "parent_ptr", "depth_ptr", "n_rows", "max_pages", "max_path", "nodes",
-    ]
-)  # fmt: skip
+@specialised_on("leaf_of_ptr", "has_child_ptr", "diverge_ptr", "top_ptr", "path_ptr", "path_works", "last_tile")
 def scan_paths_kernel(
     entry_start, entry_ctx, parent_ptr, depth_ptr, leaf_of_ptr, has_child_ptr, diverge_ptr, top_ptr, path_ptr,
     path_works, last_tile, n_rows, max_pages, max_path, nodes, ROWS: tl.constexpr,
@@ -285,12 +288,7 @@ def emit_paths(
         base += tl.sum(count)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "entry_start", "entry_ctx", "depth_ptr",
-        "n_rows", "n_entries", "max_pages", "nodes", "kv_heads", "fold_segs", "coarse_from", "capacity", "slots",
-    ]
-)  # fmt: skip
+@specialised_on("leaf_of_ptr", "diverge_ptr", "top_ptr", "path_works", "last_tile", "work_list", "header")
 def emit_work_kernel(
     entry_start, entry_ctx, depth_ptr, leaf_of_ptr, diverge_ptr, top_ptr, path_works, last_tile, work_list, header,
     n_rows, n_entries, max_pages, nodes, kv_heads, fold_segs, coarse_from, capacity, slots,

@@ -7,7 +7,8 @@ triton picks another layout, and with it another order of additions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -55,6 +56,19 @@ def launch_options(options: Mapping[str, Any], on: torch.device | str) -> dict[s
     backend = "hip" if chip.startswith("gfx") else "cuda"
     own = {name: value for name, value in options.items() if OWN_OPTIONS.get(name, backend) == backend}
     return own | {"launch_pdl": True} if chip in PDL_CHIPS else own
+
+
+def specialised_on(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """As `triton.jit`, for a kernel that is compiled for the alignment of arguments ``names`` alone.
+
+    Triton would compile it anew for each set of pointers and integers that are multiples of 16.
+    """
+
+    def decorate(kernel: Callable[..., Any]) -> Any:
+        arguments = [p for p in inspect.signature(kernel).parameters.values() if p.annotation is p.empty]
+        return triton.jit(kernel, do_not_specialize=[p.name for p in arguments if p.name not in names])
+
+    return decorate
 
 
 def await_only(_semantic: Any = None) -> None:

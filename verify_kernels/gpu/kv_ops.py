@@ -17,6 +17,7 @@ from verify_kernels.gpu.kernel_launch import (
     await_previous,
     exchange,
     launch_options,
+    specialised_on,
 )
 
 _LARGEST = tl.constexpr(FP8_LARGEST)
@@ -35,12 +36,7 @@ def _rms_inverse(a, b, eps, HEAD_DIM: tl.constexpr):
     return tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
 
 
-@triton.jit(
-    do_not_specialize=[
-        "entry_of", "entry_start", "entry_ctx", "depth", "page_table",
-        "n_heads", "n_kv", "n_entries", "max_pages", "n_pages", "n_positions",
-    ]
-)  # fmt: skip
+@specialised_on("qkv", "q_out", "k_pool", "v_pool", "cos", "sin", "q_norm", "k_norm", "q_stride")
 def write_kv_kernel(
     qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm,
     entry_of, entry_start, entry_ctx, depth, page_table,
@@ -107,7 +103,7 @@ def _slot_words(slot, layer, head, n_kv, n_pages, WORDS: tl.constexpr):
     return ((page * n_kv + head) * 64 + (slot & 63)) * WORDS
 
 
-@triton.jit(do_not_specialize=["source", "target", "n_moves", "max_moves", "n_kv", "n_pages"])
+@specialised_on("k_pool", "v_pool")
 def move_kv_kernel(
     k_pool, v_pool, source, target, n_moves, max_moves, n_kv, n_pages,
     WORDS: tl.constexpr, WORDS_BLOCK: tl.constexpr, CHUNK: tl.constexpr,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.kernel_launch import await_previous, exchange
+from verify_kernels.gpu.kernel_launch import await_previous, exchange, specialised_on
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     LAST_ID,
@@ -168,12 +168,7 @@ def _last_tie(
     return tl.min(cut_ids)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "logits", "temperature", "inverse", "seed", "position", "top_k", "top_p", "log_min_p", "peak", "counts",
-        "weights", "row_stride", "vocab", "width", "splits",
-    ]
-)  # fmt: skip
+@specialised_on("places", "spare")
 def shorten_kernel(
     logits, temperature, inverse, seed, position, top_k, top_p, log_min_p, peak, places, spare, counts, weights,
     row_stride, vocab, width, splits,
@@ -264,12 +259,7 @@ def _bounds(z, token, heat, seed, position, NOISE: tl.constexpr):
     return low, high
 
 
-@triton.jit(
-    do_not_specialize=[
-        "logits", "temperature", "inverse", "seed", "position", "peak", "counts", "weights", "tokens", "chosen", "ids",
-        "values", "row_stride", "vocab", "width", "splits",
-    ]
-)  # fmt: skip
+@specialised_on("places")
 def choose_kernel(
     logits, temperature, inverse, seed, position, peak, places, counts, weights, tokens, chosen, ids, values,
     row_stride, vocab, width, splits,

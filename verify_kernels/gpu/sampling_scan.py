@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.kernel_launch import await_previous, exchange
+from verify_kernels.gpu.kernel_launch import await_previous, exchange, specialised_on
 from verify_kernels.gpu.sampling_math import (
     DEAD,
     allowed,
@@ -37,12 +37,7 @@ _SAVED = tl.constexpr(SamplingPool.SAVED)
 _EDIT_WORDS = tl.constexpr(SamplingPool.EDIT_WORDS)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "logits", "edits", "pool", "saved", "repetition", "inverse_repetition", "presence", "frequency",
-        "row_stride", "vocab",
-    ]
-)  # fmt: skip
+@specialised_on()
 def apply_edits_kernel(
     logits, edits, pool, saved, repetition, inverse_repetition, presence, frequency, row_stride, vocab,
     BLOCK: tl.constexpr,
@@ -86,7 +81,7 @@ def apply_edits_kernel(
         tl.store(line + token, tl.full((BLOCK,), DEAD, tl.float32), mask=here)
 
 
-@triton.jit(do_not_specialize=["logits", "edits", "pool", "saved", "row_stride", "vocab"])
+@specialised_on()
 def undo_edits_kernel(logits, edits, pool, saved, row_stride, vocab, BLOCK: tl.constexpr):
     """Write back what `apply_edits_kernel` saved."""
     await_previous()
@@ -175,7 +170,7 @@ def _best_of_groups(x, GROUPS: tl.constexpr, GROUP: tl.constexpr):
     return tl.max(tl.reshape(x, (GROUP, GROUPS)), axis=0)
 
 
-@triton.jit(do_not_specialize=["temperature", "inverse", "mask_begin", "mask_words", "pool"])
+@specialised_on("logits", "maxima", "row_stride", "vocab")
 def maxima_kernel(
     logits, temperature, inverse, mask_begin, mask_words, pool, maxima, row_stride, vocab,
     MASK: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
@@ -194,7 +189,7 @@ def maxima_kernel(
         tl.store(maxima + at + tl.arange(0, GROUPS), best)
 
 
-@triton.jit(do_not_specialize=["temperature", "top_k", "top_p", "peak", "bound", "blocks", "vocab"])
+@specialised_on("maxima")
 def bounds_kernel(
     temperature, top_k, top_p, maxima, peak, bound, blocks, vocab,
     FILTERS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
@@ -235,12 +230,7 @@ def _mass_bound(best, z_max, p, GROUP: tl.constexpr):
     return z_max - far - tl.abs(z_max) * 2.0**-22
 
 
-@triton.jit(
-    do_not_specialize=[
-        "temperature", "inverse", "seed", "position", "top_k", "top_p", "log_min_p", "mask_begin", "mask_words", "pool",
-        "peak", "bound", "counts", "weights", "width",
-    ]
-)  # fmt: skip
+@specialised_on("logits", "places", "row_stride", "vocab")
 def scan_kernel(
     logits, temperature, inverse, seed, position, top_k, top_p, log_min_p, mask_begin, mask_words, pool, peak, bound,
     places, counts, weights, row_stride, vocab, width,

@@ -41,6 +41,7 @@ from verify_kernels.gpu.kernel_launch import (
     await_previous,
     launch_options,
     release_next,
+    specialised_on,
 )
 
 NONE = tl.constexpr(float("-inf"))
@@ -110,12 +111,7 @@ def work_rows(work, path, max_path, n_rows, group, BLOCK_M: tl.constexpr):
     return tl.minimum(row, n_rows - 1), packed % group, live
 
 
-@triton.jit(
-    do_not_specialize=[
-        "page_table", "depth_ptr",
-        "window", "n_rows", "n_heads", "n_kv", "group", "max_pages", "n_pages", "max_path",
-    ]
-)  # fmt: skip
+@specialised_on("q_ptr", "k_ptr", "v_ptr", "path", "work_list", "header", "partials", "peaks", "q_stride")
 def tree_attention_kernel(
     q_ptr, k_ptr, v_ptr, page_table, depth_ptr, path, work_list, header, partials, peaks,
     factor, q_stride, window, n_rows, n_heads, n_kv, group, max_pages, n_pages, max_path,
@@ -263,11 +259,7 @@ def sum_blocks(
     return c_peak, c_total, c_acc
 
 
-@triton.jit(
-    do_not_specialize=[
-        "entry_of", "entry_start", "entry_ctx", "depth", "window", "n_entries", "n_heads",
-    ]
-)  # fmt: skip
+@specialised_on("partials", "peaks", "out", "header")
 def tree_attention_combine_kernel(
     partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header,
     factor, window, n_entries, n_heads,
