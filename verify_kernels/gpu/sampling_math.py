@@ -8,6 +8,8 @@ multiply-add would be another rounding.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -197,27 +199,40 @@ def reached_by(values, n):
     return tl.where(found > 0, value_of_key((found ^ 0x80000000).to(tl.int32, bitcast=True)), DEAD)
 
 
+class RowLists(NamedTuple):
+    """How a program reads the lists of a row's tokens, one for each split of the vocabulary: of places within it.
+
+    It is built where it is passed on: in a variable Triton would make int32 values of its constants.
+    """
+
+    logits: Any  # pointer to the row's first
+    inverse: Any  # 1 / temperature, float64
+    TOKENS: tl.constexpr  # of a split
+    SPLITS: tl.constexpr  # a power of two
+    COLUMNS: tl.constexpr  # entries of each list that are read together
+
+
 @triton.jit
-def list_tile(places, counts, column, row, inverse, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr):
+def list_tile(lists, places, counts, column):
     """Entries column .. column + COLUMNS - 1 of every split's list: whether there is one, its token, its z."""
-    split = tl.arange(0, SPLITS)[:, None]
-    at = column + tl.arange(0, COLUMNS)[None, :]
+    split = tl.arange(0, lists.SPLITS)[:, None]
+    at = column + tl.arange(0, lists.COLUMNS)[None, :]
     present = at < counts[:, None]
-    token = split * TOKENS + tl.load(places + split * TOKENS + at, mask=present, other=0).to(tl.int32)
-    return present, token, read_logits(row, token, present, inverse)
+    token = split * lists.TOKENS + tl.load(places + split * lists.TOKENS + at, mask=present, other=0).to(tl.int32)
+    return present, token, read_logits(lists.logits, token, present, lists.inverse)
 
 
 @triton.jit
-def append(places, counts, kept, token, TOKENS: tl.constexpr, SPLITS: tl.constexpr):
+def append(lists, places, counts, kept, token):
     """Put the ``kept`` of a tile at the ends of the lists; the new counts.
 
     A list may be shortened in place, as its entries move to where they were or before: hence the barrier, behind
     which all of the tile has been read.
     """
-    split = tl.arange(0, SPLITS)[:, None]
+    first = tl.arange(0, lists.SPLITS)[:, None] * lists.TOKENS
     rank = tl.cumsum(kept.to(tl.int32), axis=1) - 1
     exchange()
-    tl.store(places + split * TOKENS + counts[:, None] + rank, (token - split * TOKENS).to(tl.int16), mask=kept)
+    tl.store(places + first + counts[:, None] + rank, (token - first).to(tl.int16), mask=kept)
     return counts + tl.sum(kept.to(tl.int32), axis=1)
 
 
