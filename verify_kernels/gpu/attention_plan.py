@@ -38,24 +38,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.attention_workspace import (
-    CONTEXT,
-    DIVERGE,
-    ENTRY,
-    GATHER_STOP,
-    LEAF,
-    LEAF_DEPTH,
-    NEVER,
-    NODE_FIRST,
-    NODE_STOP,
-    SEGMENT_TILES,
-    SPLIT,
-    START,
-    TILE_FIRST,
-    TILE_STOP,
-    WORK_FIELDS,
-    AttentionWorkspace,
-)
+from verify_kernels.gpu.attention_workspace import NEVER, SEGMENT_TILES, WORK_FIELDS, AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import (
     CompileCase,
     StepRows,
@@ -202,24 +185,11 @@ def scan_paths_kernel(
 
 
 @triton.jit
-def put_work(
-    work_list, index, mask, entry, start, ctx, node_first, node_stop, tile_first, tile_stop, gather_stop,
-    leaf, leaf_depth, diverge, split,
-):  # fmt: skip
-    """Write one record per lane."""
+def put_work(work_list, index, mask, fields):
+    """Write one record per lane; ``fields``: those of a work item from ENTRY to SPLIT, in order."""
     work = work_list + index * WORK_FIELDS
-    tl.store(work + ENTRY, entry, mask=mask)
-    tl.store(work + START, start, mask=mask)
-    tl.store(work + CONTEXT, ctx, mask=mask)
-    tl.store(work + NODE_FIRST, node_first, mask=mask)
-    tl.store(work + NODE_STOP, node_stop, mask=mask)
-    tl.store(work + TILE_FIRST, tile_first, mask=mask)
-    tl.store(work + TILE_STOP, tile_stop, mask=mask)
-    tl.store(work + GATHER_STOP, gather_stop, mask=mask)
-    tl.store(work + LEAF, leaf, mask=mask)
-    tl.store(work + LEAF_DEPTH, leaf_depth, mask=mask)
-    tl.store(work + DIVERGE, diverge, mask=mask)
-    tl.store(work + SPLIT, split, mask=mask)
+    for i in tl.static_range(len(fields)):
+        tl.store(work + i, fields[i], mask=mask)
 
 
 @triton.jit
@@ -246,8 +216,8 @@ def emit_committed(
         first = tl.where(whole, chunk * fold_segs, chunk + blocks * (fold_segs - 1)) * SEGMENT_TILES
         stop = tl.minimum(first + tl.where(whole, fold_segs, 1) * SEGMENT_TILES, tiles)
         put_work(
-            work_list, base + at, (at < row_tiles * chunks) & (base + at < capacity), entry, start, ctx,
-            node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + chunk,
+            work_list, base + at, (at < row_tiles * chunks) & (base + at < capacity),
+            (entry, start, ctx, node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + chunk),
         )  # fmt: skip
 
 
@@ -269,8 +239,8 @@ def emit_paths(
         count = tl.where(begins, 1 + segments, 0)
         at = base + tl.cumsum(count, 0) - count
         put_work(
-            work_list, at, begins & (at < capacity), entry, start, ctx, node, stop, last, last, last + 1,
-            leaf, leaf_depth, leaves_chain, 0,
+            work_list, at, begins & (at < capacity),
+            (entry, start, ctx, node, stop, last, last, last + 1, leaf, leaf_depth, leaves_chain, 0),
         )  # fmt: skip
         for k in tl.range(0, tl.max(count) - 1):
             segment = tiles // SEGMENT_TILES + k
@@ -282,8 +252,11 @@ def emit_paths(
             short = tl.where(tiles % SEGMENT_TILES > 0, 1, 0)
             split = 1 + blocks + segment - blocks * fold_segs + short
             put_work(
-                work_list, at + 1 + k, begins & (k < segments) & (at + 1 + k < capacity), entry, start, ctx, node, stop,
-                first, page_stop, tl.where(end > page_stop, end, 0), leaf, leaf_depth, leaves_chain, split,
+                work_list, at + 1 + k, begins & (k < segments) & (at + 1 + k < capacity),
+                (
+                    entry, start, ctx, node, stop, first, page_stop, tl.where(end > page_stop, end, 0),
+                    leaf, leaf_depth, leaves_chain, split,
+                ),
             )  # fmt: skip
         base += tl.sum(count)
 

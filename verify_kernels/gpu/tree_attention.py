@@ -222,7 +222,7 @@ def tree_attention_kernel(
 
 @triton.jit
 def sum_blocks(
-    partials, peaks, head, base, first_block, folded_blocks, first, last, committed, factor, n_heads,
+    first_block, partials, peaks, head, base, folded_blocks, first, last, committed, factor, n_heads,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, FOLD_SEGS: tl.constexpr,
 ):  # fmt: skip
     """peak, total [1] and acc [1, dim] of BLOCKS blocks from ``first_block`` on.
@@ -291,24 +291,16 @@ def tree_attention_combine_kernel(
         block_tiles: tl.constexpr = SEGMENT_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
         await_before_linear()
+        sums = (partials, peaks, head, base, blocks, first, last, committed, factor, n_heads)
         if n_blocks > FEW_BLOCKS:
             for block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
                 if tl.minimum(block + BLOCKS, n_blocks) <= blocks:
-                    c_peak, c_total, c_acc = sum_blocks(
-                        partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
-                        HEAD_DIM, DIM_BLOCK, BLOCKS, 1, FOLD_SEGS,
-                    )  # fmt: skip
+                    c_peak, c_total, c_acc = sum_blocks(block, *sums, HEAD_DIM, DIM_BLOCK, BLOCKS, 1, FOLD_SEGS)
                 else:
-                    c_peak, c_total, c_acc = sum_blocks(
-                        partials, peaks, head, base, block, blocks, first, last, committed, factor, n_heads,
-                        HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, FOLD_SEGS,
-                    )  # fmt: skip
+                    c_peak, c_total, c_acc = sum_blocks(block, *sums, HEAD_DIM, DIM_BLOCK, BLOCKS, FOLD_SEGS, FOLD_SEGS)
                 peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
         elif n_blocks > 0:
-            peak, total, acc = sum_blocks(
-                partials, peaks, head, base, 0, blocks, first, last, committed, factor, n_heads,
-                HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, FOLD_SEGS,
-            )  # fmt: skip
+            peak, total, acc = sum_blocks(0, *sums, HEAD_DIM, DIM_BLOCK, FEW_BLOCKS, FOLD_SEGS, FOLD_SEGS)
         at = base * n_heads + head + tl.full([1], 0, tl.int64)
         own_peak = tl.load(peaks + at * 2)
         own_total = tl.load(peaks + at * 2 + 1)
