@@ -145,10 +145,4 @@ def accept(
 
 def compile_cases() -> list[CompileCase]:
     """The kernel's only form."""
-    tensors = (
-        "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "sample_start", "page_table", "counts",
-        "rows", "emitted", "n_moves", "move_source", "move_target",
-    )  # fmt: skip
-    numbers = ("n_rows", "n_samples", "max_depth", "max_pages", "n_pages")
-    signature = dict.fromkeys(tensors, "*i32") | dict.fromkeys(numbers, "i32")
-    return [CompileCase("accept", accept_kernel, signature, {"NODES": MAX_NODES}, options=OPTIONS)]
+    return [CompileCase.of("accept", accept_kernel, {"NODES": MAX_NODES}, {"rows": "*i32"}, options=OPTIONS)]

@@ -60,11 +60,11 @@ def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
 def compile_cases() -> list[CompileCase]:
     """Both activations in both dtypes."""
     return [
-        CompileCase(
-            name=f"act_mul {rows} {'gelu' if gelu else 'silu'}",
-            kernel=act_mul_kernel,
-            signature={"gate_up": f"*{rows}", "out": f"*{rows}", "width": "i32"},
-            constexprs={"GELU": gelu, "BLOCK": BLOCK},
+        CompileCase.of(
+            f"act_mul {rows} {'gelu' if gelu else 'silu'}",
+            act_mul_kernel,
+            {"GELU": gelu, "BLOCK": BLOCK},
+            dict.fromkeys(("gate_up", "out"), f"*{rows}"),
             divisible=("width",),
             options=OPTIONS,
         )

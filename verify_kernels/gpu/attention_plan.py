@@ -346,26 +346,10 @@ def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
 
 def compile_cases() -> list[CompileCase]:
     """Path scan, and work lists for every block of entries."""
-    step = ("entry_start", "entry_ctx")
-    lists = ("leaf_of_ptr", "diverge_ptr", "top_ptr", "path_works", "last_tile")
-    numbers = ("n_rows", "max_pages", "nodes")
-    pointers = (*step, "parent_ptr", "depth_ptr", *lists, "has_child_ptr", "path_ptr")
-    scan = CompileCase(
-        name="scan_paths",
-        kernel=scan_paths_kernel,
-        signature=dict.fromkeys(pointers, "*i32") | dict.fromkeys((*numbers, "max_path"), "i32"),
-        constexprs={"ROWS": SCAN_ROWS},
-        options=OPTIONS,
-    )
-    emitted = (*step, "depth_ptr", *lists, "work_list", "header")
-    more = ("n_entries", "kv_heads", "fold_segs", "coarse_from", "capacity", "slots")
+    scan = CompileCase.of("scan_paths", scan_paths_kernel, {"ROWS": SCAN_ROWS}, options=OPTIONS)
     return [scan] + [
-        CompileCase(
-            name=f"emit_work {entries} entries",
-            kernel=emit_work_kernel,
-            signature=dict.fromkeys(emitted, "*i32") | dict.fromkeys((*numbers, *more), "i32"),
-            constexprs={"ENTRIES": entries, "LANES": EMIT_LANES},
-            options=OPTIONS,
+        CompileCase.of(
+            f"emit_work {entries} entries", emit_work_kernel, {"ENTRIES": entries, "LANES": EMIT_LANES}, options=OPTIONS
         )
         for entries in ENTRY_BLOCKS
     ]

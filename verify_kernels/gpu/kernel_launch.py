@@ -140,6 +140,25 @@ class StepRows:
     page_table: Tensor  # [B, max_pages] page ids
 
 
+# The types of arguments whose names have one meaning in all kernels
+_NAMES = {
+    "*i32": (
+        "entry_of entry_start entry_ctx parent parent_ptr depth depth_ptr page_table leaf_of_ptr has_child_ptr "
+        "diverge_ptr top_ptr path_ptr path path_works last_tile work_list header root_row sampled sample_start emitted "
+        "n_moves move_source move_target source target counter top_k mask_begin mask_words pool counts tokens ids edits"
+    ),
+    "*fp32": (
+        "cos sin partials peaks partial x_scale w_scale scale_out logits temperature log_min_p maxima peak bound saved "
+        "repetition presence frequency"
+    ),
+    "*fp64": "top_p inverse inverse_repetition chosen values",
+    "*i64": "seed position weights",
+    "*i16": "places spare",
+    "fp32": "eps factor",
+}
+ARGUMENT_TYPES = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+
+
 @dataclass(frozen=True, slots=True)
 class CompileCase:
     """One way to compile a kernel ahead of time."""
@@ -152,3 +171,12 @@ class CompileCase:
     options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages and other compile options
     targets: tuple[str, ...] = ()  # substrings of the targets that it is meant for; empty: all
     resident: int = 1  # blocks of threads that are meant to share a multiprocessor
+
+    @staticmethod
+    def of(
+        name: str, kernel: Any, constexprs: Mapping[str, Any], types: Mapping[str, str] | None = None, **more: Any
+    ) -> CompileCase:
+        """The case whose signature is ``types``, then `ARGUMENT_TYPES`; arguments that neither has are "i32"."""
+        known = {**ARGUMENT_TYPES, **(types or {})}
+        signature = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constexprs}
+        return CompileCase(name, kernel, signature, constexprs, **more)

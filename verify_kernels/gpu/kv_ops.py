@@ -213,33 +213,22 @@ def compile_cases() -> list[CompileCase]:
 
 def _write_case(head_dim: int, rows: str, pool: str, norms: bool) -> CompileCase:
     half_block, tile_heads = _write_tile(head_dim)
-    tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "page_table")
-    numbers = ("q_stride", "n_heads", "n_kv", "n_entries", "max_pages", "n_pages", "n_positions")
-    signature = dict.fromkeys(("qkv", "q_out"), f"*{rows}") | dict.fromkeys(("k_pool", "v_pool"), f"*{pool}")
-    signature |= dict.fromkeys(("cos", "sin"), "*fp32") | dict.fromkeys(tensors, "*i32")
-    signature |= dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
-    shape = {"HEAD_DIM": head_dim, "HEADS": tile_heads, "HALF_BLOCK": half_block}
+    constants = {"HEAD_DIM": head_dim, "HEADS": tile_heads, "HALF_BLOCK": half_block}
+    types = dict.fromkeys(("qkv", "q_out"), f"*{rows}") | dict.fromkeys(("k_pool", "v_pool"), f"*{pool}")
     names = ("q_norm", "k_norm")
-    signature |= dict.fromkeys(names, f"*{rows}") if norms else {}
-    return CompileCase(
-        name=f"write_kv {head_dim} {rows} {pool}{' norms' if norms else ''}",
-        kernel=write_kv_kernel,
-        signature=signature,
-        constexprs=shape if norms else {**shape, **dict.fromkeys(names)},
+    return CompileCase.of(
+        f"write_kv {head_dim} {rows} {pool}{' norms' if norms else ''}",
+        write_kv_kernel,
+        constants if norms else {**constants, **dict.fromkeys(names)},
+        types | dict.fromkeys(names, f"*{rows}"),
         divisible=("q_stride",),
         options=WRITE_OPTIONS,
     )
 
 
 def _move_case(words: int) -> CompileCase:
-    tensors = ("k_pool", "v_pool", "source", "target", "n_moves")
-    return CompileCase(
-        name=f"move_kv {words} words",
-        kernel=move_kv_kernel,
-        signature=dict.fromkeys(tensors, "*i32") | dict.fromkeys(("max_moves", "n_kv", "n_pages"), "i32"),
-        constexprs=_move_tile(words),
-        options=MOVE_OPTIONS,
-    )
+    types = dict.fromkeys(("k_pool", "v_pool"), "*i32")
+    return CompileCase.of(f"move_kv {words} words", move_kv_kernel, _move_tile(words), types, options=MOVE_OPTIONS)
 
 
 def _write_tile(head_dim: int) -> tuple[int, int]:

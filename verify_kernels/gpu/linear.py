@@ -196,8 +196,7 @@ def _case(
     aligned: bool = True,
 ) -> CompileCase:  # fmt: skip
     pointers = {"x": operand, "w": operand, "out": stream, "bias": bias, "residual": stream}
-    scales, scaled = dict.fromkeys(("x_scale", "w_scale"), "fp32"), operand == "fp8e4nv"
+    unscaled = {} if operand == "fp8e4nv" else dict.fromkeys(("x_scale", "w_scale"))
     return linear_case(
-        name, linear_kernel, launch, family, aligned=aligned, pointers=pointers | (scales if scaled else {}),
-        constants={"EVEN_K": even} | ({} if scaled else dict.fromkeys(scales)),
-    )  # fmt: skip
+        name, linear_kernel, launch, family, aligned=aligned, pointers=pointers, constants={"EVEN_K": even} | unscaled
+    )

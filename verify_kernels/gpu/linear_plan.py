@@ -224,17 +224,13 @@ def linear_case(
 
     pointers: types of its own. aligned: k is a multiple of 16.
     """
-    signature = {name: f"*{kind}" for name, kind in pointers.items()}
-    signature |= {"partial": "*fp32", "counter": "*i32", "rows": "i32", "n": "i32", "k": "i32"}
-    tile = launch.tile
-    splits = (
-        f" {'sequence' if launch.in_sequence else 'split'} {launch.order.split_k}" if launch.order.split_k > 1 else ""
-    )
-    return CompileCase(
-        name=f"{name} {tile.block_m}x{tile.block_n} by {tile.num_stages}{splits} {family}",
-        kernel=kernel,
-        signature=signature,
-        constexprs={**launch.constants(), **constants},
+    tile, split_k = launch.tile, launch.order.split_k
+    splits = f" {'sequence' if launch.in_sequence else 'split'} {split_k}" if split_k > 1 else ""
+    return CompileCase.of(
+        f"{name} {tile.block_m}x{tile.block_n} by {tile.num_stages}{splits} {family}",
+        kernel,
+        {**launch.constants(), **constants},
+        {name: f"*{kind}" for name, kind in pointers.items()},
         divisible=("n", "k") if aligned else ("n",),
         options=launch.options(FAMILIES[family][0]),
         targets=FAMILIES[family],

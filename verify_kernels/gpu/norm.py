@@ -56,11 +56,11 @@ def norm_rows(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, adds: bool 
 def compile_cases() -> list[CompileCase]:
     """Both forms at every block, in both types."""
     return [
-        CompileCase(
-            name=f"norm {block} {rows}{' added' if adds else ''}",
-            kernel=norm_kernel,
-            signature={**dict.fromkeys(("x", "weight", "out"), f"*{rows}"), "hidden": "i32", "eps": "fp32"},
-            constexprs={"BLOCK": block, "ADDS": adds},
+        CompileCase.of(
+            f"norm {block} {rows}{' added' if adds else ''}",
+            norm_kernel,
+            {"BLOCK": block, "ADDS": adds},
+            dict.fromkeys(("x", "weight", "out"), f"*{rows}"),
             divisible=("hidden",),
             options=_options(block),
         )

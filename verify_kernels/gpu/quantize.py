@@ -140,15 +140,12 @@ def _options(block: int) -> dict[str, int]:
 
 
 def _case(kind: str, prologue: Prologue, block: int, whole: bool) -> CompileCase:
-    signature = {"x": f"*{kind}", "q": "*fp8e4nv", "scale_out": "*fp32", "k": "i32", "eps": "fp32"}
-    constants = {"PROLOGUE": prologue, "BLOCK": block, "WHOLE": whole}
-    if prologue == "rms":
-        signature["norm"] = f"*{kind}"
-    return CompileCase(
-        name=f"quantize {kind} {prologue} {block}{'' if whole else ' and more'}",
-        kernel=quantize_rows_kernel,
-        signature=signature,
-        constexprs=constants if prologue == "rms" else {**constants, "norm": None},
+    constants = {"PROLOGUE": prologue, "BLOCK": block, "WHOLE": whole} | ({} if prologue == "rms" else {"norm": None})
+    return CompileCase.of(
+        f"quantize {kind} {prologue} {block}{'' if whole else ' and more'}",
+        quantize_rows_kernel,
+        constants,
+        {"x": f"*{kind}", "norm": f"*{kind}", "q": "*fp8e4nv"},
         divisible=("k",),
         options=_options(block),
     )

@@ -405,19 +405,13 @@ def _tile_options(tile: AttentionTile) -> dict[str, int | bool]:
 def _attention_case(
     chip: str, head_dim: int, q_type: str, kv_type: str, windowed: bool, tile: AttentionTile
 ) -> CompileCase:
-    integers = ("page_table", "depth_ptr", "path", "work_list", "header")
-    numbers = ("q_stride", "window", "n_rows", "n_heads", "n_kv", "group", "max_pages", "n_pages", "max_path")
-    signature = {"q_ptr": f"*{q_type}", "k_ptr": f"*{kv_type}", "v_ptr": f"*{kv_type}", "factor": "fp32"}
-    signature |= (
-        dict.fromkeys(("partials", "peaks"), "*fp32") | dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
-    )
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim)}
     rows = "fp16 over " if kv_type == "fp8e4nv" and q_type == "fp16" else ""
-    return CompileCase(
-        name=f"attend {chip} {head_dim} {rows}{kv_type} tile {tile.block_m}{' window' if windowed else ''}",
-        kernel=tree_attention_kernel,
-        signature=signature,
-        constexprs={**shape, "WINDOWED": windowed, **_tile_constants(tile)},
+    return CompileCase.of(
+        f"attend {chip} {head_dim} {rows}{kv_type} tile {tile.block_m}{' window' if windowed else ''}",
+        tree_attention_kernel,
+        {**shape, "WINDOWED": windowed, **_tile_constants(tile)},
+        {"q_ptr": f"*{q_type}", "k_ptr": f"*{kv_type}", "v_ptr": f"*{kv_type}"},
         divisible=("q_stride",),
         options=_tile_options(tile),
         targets=(chip,),
@@ -426,15 +420,12 @@ def _attention_case(
 
 
 def _combine_case(head_dim: int, fold_segs: int, q_type: str) -> CompileCase:
-    tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "header")
-    signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": f"*{q_type}", "factor": "fp32"}
-    signature |= dict.fromkeys(tensors, "*i32") | dict.fromkeys(("window", "n_entries", "n_heads"), "i32")
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim)}
-    return CompileCase(
-        name=f"combine {head_dim} by {fold_segs} {q_type}",
-        kernel=tree_attention_combine_kernel,
-        signature=signature,
-        constexprs={**shape, "BLOCKS": COMBINE_BLOCKS, "FOLD_SEGS": fold_segs},
+    return CompileCase.of(
+        f"combine {head_dim} by {fold_segs} {q_type}",
+        tree_attention_combine_kernel,
+        {**shape, "BLOCKS": COMBINE_BLOCKS, "FOLD_SEGS": fold_segs},
+        {"out": f"*{q_type}"},
         options=COMBINE_OPTIONS,
         targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )
