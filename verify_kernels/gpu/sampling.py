@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -57,14 +58,49 @@ VARIANTS = (GREEDY, NOISY, FILTERED, CHILDREN, LOGPROBS)
 NO_NEEDS = SamplingNeeds()
 
 
-_TYPES = {
-    "logits": "*fp32", "temperature": "*fp32", "inverse": "*fp64", "seed": "*i64", "position": "*i64", "top_k": "*i32",
-    "top_p": "*fp64", "log_min_p": "*fp32", "mask_begin": "*i32", "mask_words": "*i32", "pool": "*i32",
-    "maxima": "*fp32", "peak": "*fp32", "bound": "*fp32", "places": "*i16", "spare": "*i16", "counts": "*i32",
-    "weights": "*i64", "tokens": "*i32", "chosen": "*fp64", "ids": "*i32", "values": "*fp64", "edits": "*i32",
-    "saved": "*fp32", "repetition": "*fp32", "inverse_repetition": "*fp64", "presence": "*fp32", "frequency": "*fp32",
-}  # fmt: skip
-_NUMBERS = ("row_stride", "vocab", "width", "splits", "blocks")
+class SamplingLaunch(NamedTuple):
+    """A launch of one of the kernels."""
+
+    kernel: Any  # triton's JITFunction, which has no public type
+    constants: dict[str, Any]  # constexprs, and None for arguments that the kernel does not get
+    options: dict[str, Any]
+    by_split: bool = False  # a program for each split of a row, else one for each row
+
+
+APPLY_EDITS = SamplingLaunch(apply_edits_kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
+UNDO_EDITS = SamplingLaunch(undo_edits_kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
+
+
+def _launches(variant: SamplingVariant, plan: SamplingPlan, *, masks: bool, edits: bool) -> Iterator[SamplingLaunch]:
+    """A variant's launches, in order; masks, edits: whether a row may have them."""
+    absent = [] if variant.noise else [*_NOISE]
+    absent += [] if variant.filters else [*_FILTERS, "bound", "spare"]
+    absent += [] if masks else _MASKS
+    absent += [] if variant.needs_peak else ["peak", "weights"]
+    absent += [] if variant.wide else ["values"]
+    absent += ["temperature"] if variant == LOGPROBS else ["tokens", "chosen"]
+    known: dict[str, Any] = {
+        "NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide, "MASK": masks,
+        "GROUPS": plan.groups, "GROUP": plan.group, "BLOCKS": plan.segments * plan.groups,
+        "TOKENS": plan.tokens, "SPLITS": plan.segments, "COLUMNS": plan.columns(False), **dict.fromkeys(absent),
+    }  # fmt: skip
+
+    def of(kernel: Any, options: dict[str, Any], by_split: bool = False) -> SamplingLaunch:
+        own = {name: known[name] for name in kernel.arg_names if name in known}
+        return SamplingLaunch(kernel, own, options, by_split)
+
+    if edits:
+        yield APPLY_EDITS
+    if variant.needs_peak:
+        yield of(maxima_kernel, MAXIMA, by_split=True)
+        yield of(bounds_kernel, BOUNDS)
+    yield of(scan_kernel, SCAN, by_split=True)
+    if variant.needs_peak:
+        yield of(shorten_kernel, SHORTEN)
+    known |= {"COLUMNS": plan.columns(True)} | ({} if variant.wide else dict.fromkeys(("peak", "weights")))
+    yield of(choose_kernel, CHOOSE)
+    if edits:
+        yield UNDO_EDITS
 
 
 def compile_cases() -> list[CompileCase]:
@@ -72,62 +108,22 @@ def compile_cases() -> list[CompileCase]:
 
     Plans that differ in what a kernel does not read give equal cases.
     """
-    block = {"BLOCK": EDIT_BLOCK}
-    cases = [
-        _case("apply_edits", apply_edits_kernel, block, EDIT),
-        _case("undo_edits", undo_edits_kernel, block, EDIT),
-    ]
+    cases = [_case(each, "") for each in (APPLY_EDITS, UNDO_EDITS)]
     forms = [(variant, masks) for variant in VARIANTS for masks in (False, True) if variant != LOGPROBS or not masks]
     for size, (variant, masks) in product(SamplingPlan.SIZES, forms):
         plan = SamplingPlan(1, *size)
-        name = f"{variant.name}{' masked' if masks else ''} {plan.tokens} x {plan.segments}"
-        constants = {
-            "NOISE": variant.noise, "FILTERS": variant.filters, "WIDE": variant.wide, "MASK": masks,
-            "GROUPS": plan.groups, "GROUP": plan.group, "BLOCKS": plan.segments * plan.groups,
-            "TOKENS": plan.tokens, "SPLITS": plan.segments, **_absent(variant, masks),
-        }  # fmt: skip
-        long = constants | {"COLUMNS": plan.columns(False)}
-        short = constants | {"COLUMNS": plan.columns(True)}
-        short |= {} if variant.wide else dict.fromkeys(("peak", "weights"))
-        for kind, even in (("", ("row_stride", "vocab")), (" odd", ())):
-            cases.append(_case(f"scan {name}{kind}", scan_kernel, constants, SCAN, even))
-            if variant.needs_peak:
-                cases.append(_case(f"maxima {name}{kind}", maxima_kernel, constants, MAXIMA, even))
-        if variant.needs_peak:
-            cases.append(_case(f"bounds {name}", bounds_kernel, constants, BOUNDS))
-            cases.append(_case(f"shorten {name}", shorten_kernel, long, SHORTEN))
-        cases.append(_case(f"choose {name}", choose_kernel, short, CHOOSE))
+        name = f" {variant.name}{' masked' if masks else ''} {plan.tokens} x {plan.segments}"
+        for each in _launches(variant, plan, masks=masks, edits=False):
+            if each.by_split:
+                cases += [_case(each, name, ("row_stride", "vocab")), _case(each, f"{name} odd")]
+            else:
+                cases.append(_case(each, name))
     return cases
 
 
-def _absent(variant: SamplingVariant, masks: bool) -> dict[str, Any]:
-    """Arguments that are None in a form."""
-    names = [] if variant.noise else [*_NOISE]
-    names += [] if variant.filters else [*_FILTERS, "bound", "spare"]
-    names += [] if masks else _MASKS
-    names += [] if variant.needs_peak else ["peak", "weights"]
-    names += [] if variant.wide else ["values"]
-    names += ["temperature"] if variant == LOGPROBS else ["tokens", "chosen"]
-    return dict.fromkeys(names)
-
-
-def _case(
-    name: str,
-    kernel: Any,
-    constants: dict[str, Any],
-    options: dict[str, Any],
-    divisible: tuple[str, ...] = (),
-) -> CompileCase:
-    """The case of a kernel with those of ``constants`` that it has."""
-    types = _TYPES | dict.fromkeys(_NUMBERS, "i32")
-    return CompileCase(
-        name=f"sampling {name}",
-        kernel=kernel,
-        signature={key: types[key] for key in kernel.arg_names if key in types and key not in constants},
-        constexprs={key: value for key, value in constants.items() if key in kernel.arg_names},
-        divisible=divisible,
-        options=options,
-    )
+def _case(each: SamplingLaunch, suffix: str, divisible: tuple[str, ...] = ()) -> CompileCase:
+    name = f"sampling {each.kernel.__name__.removesuffix('_kernel')}{suffix}"
+    return CompileCase.of(name, each.kernel, each.constants, divisible=divisible, options=each.options)
 
 
 def sample(
@@ -187,58 +183,21 @@ def _run(
     rows, vocab = logits.shape
     if rows == 0:
         return
-    masks, width, edited = needs.masks, ids.shape[1] if variant.wide else 1, table if needs.edits else None
-    if edited is not None:
-        apply_edits_kernel[(rows,)](
-            logits, edited.edits, edited.pool, edited.saved,
-            edited.repetition, edited.inverse_repetition, edited.presence, edited.frequency,
-            logits.stride(0), vocab, BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
-        )  # fmt: skip
-    plan, stride, w = workspace.plan, logits.stride(0), workspace
-    absent = _absent(variant, masks)
-    columns = ("temperature", *_NOISE, *_FILTERS, *_MASKS)
-    t = {name: None if name in absent else getattr(table, name) for name in columns}
-    heat, mask = t["temperature"], (t["mask_begin"], t["mask_words"], t["pool"])
-    filters = (t["top_k"], t["top_p"])
-    noise = (t["inverse"], t["seed"], t["position"])
-    peak = w.peak if variant.needs_peak else None
-    weights = w.weights if variant.needs_peak else None
-    bound = w.bound if variant.filters else None
-    spare = w.spare if variant.filters else None
-    grid = (plan.splits, rows)
-    if variant.needs_peak:
-        maxima_kernel[grid](
-            logits, heat, t["inverse"], *mask, w.maxima, stride, vocab,
-            MASK=masks, GROUPS=plan.groups, GROUP=plan.group, **launch_options(MAXIMA, logits.device),
-        )  # fmt: skip
-        bounds_kernel[(rows,)](
-            heat, *filters, w.maxima, peak, bound, plan.splits * plan.groups, vocab,
-            FILTERS=variant.filters, GROUP=plan.group, BLOCKS=plan.segments * plan.groups,
-            **launch_options(BOUNDS, logits.device),
-        )  # fmt: skip
-    scan_kernel[grid](
-        logits, heat, *noise, *filters, t["log_min_p"], *mask, peak, bound, w.places, w.counts, weights,
-        stride, vocab, max(width, 1),
-        NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide, MASK=masks,
-        GROUPS=plan.groups, GROUP=plan.group, **launch_options(SCAN, logits.device),
-    )  # fmt: skip
-    if variant.needs_peak:
-        shorten_kernel[(rows,)](
-            logits, heat, *noise, *filters, t["log_min_p"], peak, w.places, spare, w.counts, weights,
-            stride, vocab, width, plan.splits,
-            NOISE=variant.noise, FILTERS=variant.filters, WIDE=variant.wide,
-            TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(False),
-            **launch_options(SHORTEN, logits.device),
-        )  # fmt: skip
-    choose_kernel[(rows,)](
-        logits, heat, *noise, peak if variant.wide else None, w.places, w.counts, weights if variant.wide else None,
-        tokens, chosen, ids, values, stride, vocab, width, plan.splits,
-        NOISE=variant.noise, WIDE=variant.wide,
-        TOKENS=plan.tokens, SPLITS=plan.segments, COLUMNS=plan.columns(True),
-        **launch_options(CHOOSE, logits.device),
-    )  # fmt: skip
-    if edited is not None:
-        undo_edits_kernel[(rows,)](
-            logits, edited.edits, edited.pool, edited.saved, logits.stride(0), vocab,
-            BLOCK=EDIT_BLOCK, **launch_options(EDIT, logits.device),
-        )  # fmt: skip
+    plan = workspace.plan
+    given: dict[str, Any] = {
+        "logits": logits, "row_stride": logits.stride(0), "vocab": vocab, "width": ids.shape[1] if variant.wide else 1,
+        "splits": plan.splits, "blocks": plan.splits * plan.groups,
+        "tokens": tokens, "chosen": chosen, "ids": ids, "values": values,
+    }  # fmt: skip
+
+    def argument(name: str) -> Any:
+        """What kernels call ``name``: a number or tensor of this call, scratch, or a column of the table."""
+        return given[name] if name in given else getattr(workspace if hasattr(workspace, name) else table, name)
+
+    launches = _launches(variant, plan, masks=needs.masks, edits=needs.edits)
+    for kernel, constants, options, by_split in launches:
+        kernel[(plan.splits, rows) if by_split else (rows,)](
+            **{name: argument(name) for name in kernel.arg_names if name not in constants},
+            **constants,
+            **launch_options(options, logits.device),
+        )
