@@ -123,17 +123,11 @@ class SequenceEdits:
 
     def _grow(self, token: int) -> None:
         if self._n_seen == self._ids.shape[0]:
-            room = max(64, 2 * self._n_seen)
-            self._ids, self._counts = _resized(self._ids, room), _resized(self._counts, room)
+            room = np.zeros(max(64, self._n_seen), np.int32)
+            self._ids, self._counts = np.concatenate((self._ids, room)), np.concatenate((self._counts, room))
         self._ids[self._n_seen], self._counts[self._n_seen] = token, 0
         self._n_seen += 1
         self._records.clear()
-
-
-def _resized(array: NDArray[np.int32], room: int) -> NDArray[np.int32]:
-    larger = np.zeros(room, np.int32)
-    larger[: array.shape[0]] = array
-    return larger
 
 
 class RowSampling(NamedTuple):

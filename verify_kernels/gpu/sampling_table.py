@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -116,17 +116,6 @@ _NARROW = {
 }  # fmt: skip
 
 
-class HostTable(NamedTuple):
-    """A table in the host's memory. Rows of the first two are the columns of `_WIDE` and `_NARROW`."""
-
-    wide: NDArray[np.int64]
-    wide_floats: NDArray[np.float64]  # the memory of ``wide``
-    narrow: Words
-    narrow_floats: NDArray[np.float32]  # the memory of ``narrow``
-    edits: Words
-    pool: Words
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
     """Struct of arrays over ``rows`` rows, all views of one buffer, so that addresses never change.
@@ -153,7 +142,7 @@ class SamplingTable:
     saved: Tensor  # float32, the logits that lists change, until they are restored
     device_buffer: Tensor
     host_buffer: Tensor
-    host: HostTable
+    host: tuple[NDArray[Any], ...]  # the wide columns, the narrow ones, edits and pool in ``host_buffer``
 
     @staticmethod
     def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
@@ -174,8 +163,7 @@ class SamplingTable:
         wide, narrow, edits, pool = _blocks(device_buffer, rows)
         columns = {name: wide[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_WIDE.items())}
         columns |= {name: narrow[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_NARROW.items())}
-        here = [block.numpy() for block in _blocks(host_buffer, rows)]
-        host = HostTable(here[0], here[0].view(np.float64), here[1], here[1].view(np.float32), here[2], here[3])
+        host = tuple(block.numpy() for block in _blocks(host_buffer, rows))
         return SamplingTable(
             rows, **columns, edits=edits, pool=pool, saved=saved, device_buffer=device_buffer, host_buffer=host_buffer,
             host=host,
@@ -195,18 +183,19 @@ class SamplingTable:
 
         ``pool`` is that of ``rows``; both must fit. Copying the words to the device is the caller's.
         """
-        n, host = len(rows), self.host
+        n, (wide, narrow, edits, words) = len(rows), self.host
+        wide_floats, narrow_floats = wide.view(np.float64), narrow.view(np.float32)
         records = np.frombuffer(b"".join([row.policy.record for row in rows]), np.int64).reshape(n, 5)
-        host.wide[:2, :n] = records[:, :2].T  # seed, top_p
-        host.narrow[:6, :n] = records.view(np.int32)[:, 4:].T  # temperature to top_k
-        host.wide[2, :n] = np.array([row.position for row in rows], np.uint64).view(np.int64)  # position
-        heat = host.narrow_floats[0, :n].astype(np.float64)
-        host.wide_floats[3, :n] = 1 / np.where(heat > 0, heat, 1)  # inverse
-        host.wide_floats[4, :n] = 1 / host.narrow_floats[2, :n].astype(np.float64)  # inverse_repetition
-        host.narrow_floats[0, n:] = INERT
-        host.narrow[6:, :n] = pool.masks
-        host.edits[:n], host.edits[n:] = pool.edits, 0
-        pool.write(host.pool)
+        wide[:2, :n] = records[:, :2].T  # seed, top_p
+        narrow[:6, :n] = records.view(np.int32)[:, 4:].T  # temperature to top_k
+        wide[2, :n] = np.array([row.position for row in rows], np.uint64).view(np.int64)  # position
+        heat = narrow_floats[0, :n].astype(np.float64)
+        wide_floats[3, :n] = 1 / np.where(heat > 0, heat, 1)  # inverse
+        wide_floats[4, :n] = 1 / narrow_floats[2, :n].astype(np.float64)  # inverse_repetition
+        narrow_floats[0, n:] = INERT
+        narrow[6:, :n] = pool.masks
+        edits[:n], edits[n:] = pool.edits, 0
+        pool.write(words)
         return SamplingTable.words(self.rows) + pool.words
 
 
