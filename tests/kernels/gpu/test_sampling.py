@@ -230,3 +230,8 @@ def test_no_rows_are_no_work(kernels: TritonSampling) -> None:
     assert kernels.sample(nothing, []).shape == (0,)
     assert kernels.children(nothing, [], 3)[0].shape == (0, 3)
     assert kernels.logprobs(torch.zeros(2, 10), np.zeros(2, np.int32), 0)[0].shape == (2,)
+
+
+def test_log_probabilities_of_tokens_need_no_best_ones(kernels: TritonSampling) -> None:
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(8))
+    assert differences(kernels, logits, [row(temperature=0.0)] * 3, 0, ("logprobs",)) == []
