@@ -137,6 +137,7 @@ void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
     for (int d = 0; d < dim; ++d) state.acc[d] *= shrink;
 }
 
+// One block for H (node, head) pairs that see the same keys of it.
 template <int H, class T>
 void heads_block(const KeyBlock<T>& block, int dim, const float* const* q, State* const* state) {
   alignas(64) float scores[H][BLOCK];
@@ -148,19 +149,6 @@ void heads_block(const KeyBlock<T>& block, int dim, const float* const* q, State
     if constexpr (sizeof(T) == 1) times_scale(scores[h], block.v_scale);
   }
   add_values<H>(block, scores, dim, state);
-}
-
-// One block for up to STREAMS (node, head) pairs that see the same keys of it.
-template <class T>
-void attend_block(const KeyBlock<T>& block, int dim, int streams, const float* const* q, State* const* state) {
-  switch (streams) {
-    case 1: heads_block<1>(block, dim, q, state); break;
-    case 2: heads_block<2>(block, dim, q, state); break;
-    case 3: heads_block<3>(block, dim, q, state); break;
-    case 4: heads_block<4>(block, dim, q, state); break;
-    case 5: heads_block<5>(block, dim, q, state); break;
-    default: heads_block<6>(block, dim, q, state);
-  }
 }
 
 // out = rope(norm(x)) * scale, for one head.
@@ -293,7 +281,9 @@ struct WorkItem {
         q[filled] = a.q + ((int64_t)rows[i] * a.n_heads + head + h) * a.head_dim;
         s[filled++] = &state[rows[i] - begin][h];
         if (filled == STREAMS || (i == n - 1 && h == heads - 1)) {
-          attend_block(keys, a.head_dim, filled, q, s);
+          with_count<STREAMS>(filled, [&]<int H>(std::integral_constant<int, H>) {
+            heads_block<H>(keys, a.head_dim, q, s);
+          });
           filled = 0;
         }
       }

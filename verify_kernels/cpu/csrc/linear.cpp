@@ -64,19 +64,6 @@ void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-// Row counts that exceed this processor's registers are not compiled.
-template <int BLOCK = MAX_MR>
-void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int b, int blocks, float* sums) {
-#define SD_ROWS(N) \
-  case N: if constexpr (N <= BLOCK) chunk_rows<N>(a, tile, chunk, row, b, blocks, sums); break;
-  switch (mr) {
-    SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
-    SD_ROWS(7) SD_ROWS(8) SD_ROWS(9) SD_ROWS(10) SD_ROWS(11) SD_ROWS(12)
-  }
-#undef SD_ROWS
-}
-static_assert(MAX_MR <= 12);
-
 void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {
   const int first = tile * TILE, width = a.n - first < TILE ? a.n - first : TILE;
   const float* scale = a.weight_scale ? a.weight_scale + first : nullptr;
@@ -101,7 +88,9 @@ void chunked_tile(const sd_linear_args& a, int tile, int row, int rows, float* s
   for (int c = 0; c < chunks; ++c) {
     for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 16 rows are 8 + 8, not 12 + 4
       const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
-      chunk_dispatch(a, tile, c, row + begin, end - begin, b, blocks, sums + begin * TILE);
+      with_count<MAX_MR>(end - begin, [&]<int MR>(std::integral_constant<int, MR>) {
+        chunk_rows<MR>(a, tile, c, row + begin, b, blocks, sums + begin * TILE);
+      });
     }
   }
 }

@@ -1,6 +1,7 @@
 // A linear layer with its prologue (norm, gate) and epilogue (bias, residual, norm) in one call.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 extern "C" {
 
@@ -41,6 +42,15 @@ namespace sd {
 // Rows [start[g], start[g + 1]) times matrix g of `groups` that lie one after the other, with n outputs and `bytes` of
 // weights each. Row r is read at row from[r] of src; null: at row r. Not for SD_POST_NORM_ADD, nor with a bias.
 void grouped_linear(const sd_linear_args& a, int64_t bytes, int groups, const int32_t* start, const int32_t* from);
+
+// call(std::integral_constant<int, count>{}), for a `count` from 1 to MOST: the compiler then knows it.
+template <int MOST, int COUNT = 1, class Call>
+inline void with_count(int count, Call call) {
+  if constexpr (COUNT <= MOST) {
+    if (count == COUNT) call(std::integral_constant<int, COUNT>{});
+    else with_count<MOST, COUNT + 1>(count, call);
+  }
+}
 
 constexpr int TILE = 32;  // output channels per tile; 128 bytes hold a group of four values of each
 

@@ -167,15 +167,11 @@ void any_rows(const sd_linear_args& a, int tile, int row, int rows, int all, flo
   const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
   const int8_t* q = Record<F::SCALES>::at(a, 0, row, all);
   const int64_t step = Record<F::SCALES>::at(a, 1, row, all) - q;
-#define SD_ROWS(N) \
-  case N: if constexpr (N <= DIRECT_ROWS) direct_rows<F, N, N <= FEW_ROWS ? 2 : 1>(w, units, q, step, sums); break;
-  switch (rows) {
-    SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
-    SD_ROWS(7) SD_ROWS(8) SD_ROWS(9) SD_ROWS(10) SD_ROWS(11) SD_ROWS(12)
-  }
-#undef SD_ROWS
+  with_count<DIRECT_ROWS>(rows, [&]<int MR>(std::integral_constant<int, MR>) {
+    direct_rows<F, MR, MR <= FEW_ROWS ? 2 : 1>(w, units, q, step, sums);
+  });
 }
-static_assert(DIRECT_ROWS <= 12 && (DIRECT_ROWS == 0 || LANES4 == HALF));
+static_assert(DIRECT_ROWS == 0 || LANES4 == HALF);
 
 #endif
 

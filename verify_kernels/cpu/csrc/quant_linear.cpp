@@ -121,16 +121,12 @@ __attribute__((noinline)) void panel_product(
   }
 }
 
-// Panels of more rows are not compiled.
 template <class F>
 void any_panel(const Unpacked& w, int groups, const int8_t* panel, int rows, Ahead ahead, float* sums) {
   constexpr int BITS = SUM_BITS<F::BITS>, S = F::SCALES;
-#define SD_ROWS(N) \
-  case N: if constexpr (N <= MOST_ROWS) panel_product<BITS, S, F::LOW, N>(w, groups, panel, ahead, sums); break;
-  switch (rows) {
-    SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
-  }
-#undef SD_ROWS
+  with_count<MOST_ROWS>(rows, [&]<int MR>(std::integral_constant<int, MR>) {
+    panel_product<BITS, S, F::LOW, MR>(w, groups, panel, ahead, sums);
+  });
 }
 
 template <class F>
