@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -18,7 +19,8 @@ from tests.kernels.gpu.exact_dot import exact_dot
 @contextmanager
 def quick_interpreter() -> Iterator[None]:
     """The interpreter patches triton's language at each launch and at each call of a device function; here it does so
-    once, until the end of the block. Compiled kernels are not touched."""
+    once, until the end of the block. It also computes whether each sum and product of integers overflows, for an
+    assertion that it makes in debug mode only; here it does not. Compiled kernels are not touched."""
     if torch.cuda.is_available():
         yield
         return
@@ -33,7 +35,13 @@ def quick_interpreter() -> Iterator[None]:
             scope.restore = lambda: None
         return active[0][0]
 
-    with exact_dot(), mock.patch.object(interpreter, "_patch_lang", once):
+    builder = interpreter.interpreter_builder
+    options = builder.options if builder.options.debug else replace(builder.options, sanitize_overflow=False)
+    with (
+        exact_dot(),
+        mock.patch.object(interpreter, "_patch_lang", once),
+        mock.patch.object(builder, "options", options),
+    ):
         try:
             yield
         finally:
