@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
+from bench import path_identity
 from bench.workloads.workload import long_text
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
@@ -28,13 +29,22 @@ def _verify(*options: str) -> dict[str, object]:
     return dict(json.loads(result.stdout))
 
 
-def test_verify_finds_no_mismatch() -> None:
+# Small models see the others too.
+CONDITIONS = ("plain, chunks of 7", "plain, preempted", "controlled, free, preempted", "model, tree, preempted")
+
+
+def test_verify_finds_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the drafter that proposes most; the others are with it in the slow test, and on small models."""
+    every = path_identity.standard_conditions
+    monkeypatch.setattr(
+        path_identity, "standard_conditions", lambda *given: [one for one in every(*given) if one.name in CONDITIONS]
+    )
     options = ("--draft", "smollm2-135m", "--drafter", "model", "--kv-tokens", "8192", "--threads", "1")
     figures = _verify("-n", "20", "--max-tokens", "8", *options)
+    assert set(figures["conditions"]) == set(CONDITIONS)  # type: ignore[call-overload]
     assert figures["pairs"] >= 20  # type: ignore[operator]
     assert figures["mismatches"] == 0
-    assert figures["accepted"] > 100  # type: ignore[operator]
+    assert figures["accepted"] > 40  # type: ignore[operator]
     assert figures["preemptions"] > 0  # type: ignore[operator]
 
 
