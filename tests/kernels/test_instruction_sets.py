@@ -42,11 +42,11 @@ def can_run(processor: str) -> bool:
 
 
 @pytest.fixture(scope="module", params=[AVX2, BASELINE])
-def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NativeBackend, bool]:
+def other(request: pytest.FixtureRequest) -> tuple[NativeBackend, bool]:
     """A backend for other instructions, and whether it rounds like this processor: fused, as with AVX2."""
     if not can_run(request.param):
         pytest.skip(f"this processor does not run code for {request.param}")
-    return backend_for(request.param, tmp_path_factory.mktemp("kernels")), request.param == AVX2 or not can_run(AVX2)
+    return backend_for(request.param), request.param == AVX2 or not can_run(AVX2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

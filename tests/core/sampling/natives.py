@@ -17,18 +17,18 @@ def native_sampling(threads: int = 1) -> NativeSampling:
 
 
 def broken_native(folder: Path, file: str, right: str, wrong: str) -> NativeSampling:
-    """The native sampler with ``right`` in ``file`` replaced by ``wrong``, compiled into ``folder``."""
+    """The native sampler with ``right`` in ``file`` replaced by ``wrong``; the sources go to ``folder``."""
     _copy_sources(folder)
     text = (folder / file).read_text()
     assert text.count(right) == 1, f"{file} no longer holds {right!r} once: bring the mutant up to date"
     (folder / file).write_text(text.replace(right, wrong))
-    return NativeSampling(compile_library(folder, folder / "sampling.so"), 1)
+    return NativeSampling(compile_library(folder), 1)
 
 
 def portable_native(folder: Path) -> NativeSampling:
     """The native sampler for any processor of this architecture, with none of this one's vector instructions."""
     _copy_sources(folder)
-    return NativeSampling(compile_library(folder, folder / "sampling.so", None), 1)
+    return NativeSampling(compile_library(folder, None), 1)
 
 
 def _copy_sources(folder: Path) -> None:
