@@ -154,7 +154,7 @@ def test_a_trained_draft_serves_also_after_a_kill(
     rank: int, data: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec.training.session.FULL_RATE", 3e-3)
-    more = ("--passes", "12", "--rank", str(rank))
+    more = ("--passes", "8", "--rank", str(rank))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     rates = "import specdec.training.session as s; s.FULL_RATE = 3e-3; s.LOW_RANK_RATE = 2e-2; "
     monkeypatch.setattr("specdec.training.session.LOW_RANK_RATE", 2e-2)

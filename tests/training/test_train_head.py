@@ -52,13 +52,13 @@ def run(data: Path, out: Path, *more: str) -> Result:
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_killed_training_goes_on_and_its_head_drafts(kills: int, data: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    result = run(data, whole, "--passes", "10")
+    result = run(data, whole, "--passes", "7")
     assert result.exit_code == 0, result.output
     rng = random.Random(0)
     for _ in range(kills):
-        kill_after_a_checkpoint(words(data, cut, "--passes", "10"), cut, rng.uniform(0, 0.2))
+        kill_after_a_checkpoint(words(data, cut, "--passes", "7"), cut, rng.uniform(0, 0.2))
     assert not (cut / "model.safetensors").exists()
-    result = run(data, cut, "--passes", "10")
+    result = run(data, cut, "--passes", "7")
     assert result.exit_code == 0, result.output
     expected, found = (load_file(folder / "model.safetensors") for folder in (whole, cut))
     assert expected.keys() == found.keys()
