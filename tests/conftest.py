@@ -23,7 +23,7 @@ settings.register_profile("specdec", deadline=None, derandomize=True, suppress_h
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=CHECKS)
 settings.load_profile("specdec")
 # Workers take whole files: the long ones first, or one worker ends alone with them.
-LONG = ("tests/bench/path_identity/", "tests/engine/scheduler/", "tests/engine/", "tests/kernels/gpu/")
+LONG = ("tests/bench/path_identity/", "tests/engine/", "tests/kernels/gpu/", "tests/training/")
 # With a GPU these run on it
 ON_GPU = ("tests/kernels/gpu/", "tests/models/device/", "tests/engine/test_device_engine.py")
 
