@@ -103,7 +103,7 @@ class Controller:
         known, sequences, n = self.estimates, step.sequences, len(step.sequences)
         wanted = [True] * n
         if known.weighs_lookups(step):
-            prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookup_ms * count for count in range(n + 1)])
+            prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookups_ms(count) for count in range(n + 1)])
             for match, yields in known.lookup_yields.items():
                 matched = [one.match == match and not one.first for one in sequences]
                 found = choose_sequences(yields, sequences, matched, [0.0] * n, [0.0] * n, prices)

@@ -62,7 +62,8 @@ class Estimates:
             match: DrafterYield(f"{LOOKUP} {match}", params.lookup_prior, params=params)
             for match in (Match.WEAK, Match.STRONG)
         }
-        self.lookup_ms = 0.0  # of all lookup drafters, per sequence that they propose for
+        # Of all lookup drafters together: of a step in which they propose, and of each sequence that they propose for
+        self.lookup_step_ms = self.lookup_ms = 0.0
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
         # Milliseconds of prompts in a forward over those of as many sampling rows.
@@ -92,7 +93,11 @@ class Estimates:
 
     def weighs_lookups(self, step: StepInputs) -> bool:
         """Whether lookup drafters take long enough for their cost to matter."""
-        return self.lookup_ms > self.params.min_weighed_share * step.prices.token_ms
+        return self.lookups_ms(1) > self.params.min_weighed_share * step.prices.token_ms
+
+    def lookups_ms(self, proposals: int) -> float:
+        """Milliseconds, beside its forward, of a step in which lookup drafters propose for so many sequences."""
+        return self.lookup_step_ms + self.lookup_ms * proposals if proposals else 0.0
 
     def lookups_proposed(self, step: StepInputs) -> list[bool]:
         """Per sequence, whether a lookup drafter proposed in this step."""
@@ -156,7 +161,7 @@ class Estimates:
 
         Long prefill is left out: no later step repeats it. A step without a decision brings one token.
         """
-        spent_ms = plan.verify_ms + self.lookup_ms * sum(self.lookups_proposed(step))
+        spent_ms = plan.verify_ms + self.lookups_ms(sum(self.lookups_proposed(step)))
         for name, work in step.drafted.items():
             spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
         tokens = sum(map(len, outcome.tokens)) / len(step.sequences)
@@ -169,7 +174,7 @@ class Estimates:
         Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them. A level
         that the step does not measure changes as the target's forward does.
         """
-        params, before = self.params, self.verify.slowdown
+        before = self.verify.slowdown
         if not step.prefill_rows:
             self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         elif outcome.verify_ms > 0.0:  # it was measured
@@ -184,12 +189,11 @@ class Estimates:
             if (work := step.drafted.get(name)) is not None and (work.levels or work.prefilled)
         }
         if worked:
-            left_ms -= self.lookup_ms * lookups
+            left_ms -= self.lookups_ms(lookups)
         elif lookups:
-            each_ms = left_ms / lookups
-            if self.lookup_ms:  # a far longer time is another process on the machine
-                each_ms = min(each_ms, params.max_lookup_surprise * self.lookup_ms)
-            self.lookup_ms += params.average_weight * (each_ms - self.lookup_ms)
+            proposals_ms = sum(work.ms for name, work in step.drafted.items() if name in self.lookups)
+            self.lookup_step_ms = self._averaged(self.lookup_step_ms, max(0.0, left_ms - proposals_ms))
+            self.lookup_ms = self._averaged(self.lookup_ms, proposals_ms / lookups)
         measured: set[str] = set()
         drafted_ms = sum(work.ms for work in worked.values())
         for name, work in worked.items():
@@ -201,6 +205,12 @@ class Estimates:
                 measured.add(name)
         for name in self.costs.keys() - measured:
             self.costs[name].level.follow(before, self.verify.slowdown)
+
+    def _averaged(self, average: float, ms: float) -> float:
+        """The running average with a new time; a far longer one is another process on the machine."""
+        params = self.params
+        bounded = min(ms, params.max_lookup_surprise * average) if average else ms
+        return average + params.average_weight * (bounded - average)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         trials: list[tuple[int, bool]] = []

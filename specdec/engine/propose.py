@@ -126,7 +126,7 @@ class Drafting:
                 step.drafted[request.drafter] = self._run(request, sampling, step, out)
             plan = self._decide(step, out)
         estimates = self.controller.estimates
-        out.predicted_draft_ms += estimates.lookup_ms * sum(estimates.lookups_proposed(step))
+        out.predicted_draft_ms += estimates.lookups_ms(sum(estimates.lookups_proposed(step)))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
         self._resting, self._rest_match = [entry.seq for entry in entries] if plan.rest else [], best
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):

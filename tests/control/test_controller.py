@@ -181,8 +181,9 @@ def test_another_process_in_one_proposal_does_not_end_lookups() -> None:
     def propose(draft_ms: float, times: int) -> float:
         for _ in range(times):
             step, plan = take_step(controller, [one], {"s": lookup_work([one], 0.9)})
+            step.drafted["s"].ms = draft_ms / 2
             controller.observe(step, plan, outcome_of(plan, [[1, 2, 9]], draft_ms=draft_ms))
-        return controller.estimates.lookup_ms
+        return controller.estimates.lookups_ms(1)
 
     usual = propose(0.2, 50)
     assert propose(60.0, 1) < 1.5 * usual

@@ -312,6 +312,17 @@ def test_in_a_batch_of_eight_only_the_sequences_that_gain_are_drafted_for() -> N
     assert simulation.run(200).rate > 1.3 * plain(even)
 
 
+def test_bug_eight_texts_that_begin_to_repeat_are_copied() -> None:
+    """Proposals take 0.4 ms of a step, however many sequences share them. A trial pays that alone, which says nothing
+    of the price for eight."""
+    made = World([Skilled("look", (0.05,), (0.05,))], lambda rows: 3.0 + 0.4 * rows, 8)
+    simulation = Simulation(made, overhead_ms=0.4)
+    assert simulation.run(300).rate > 0.985 * plain(made)
+    made.drafters = [Skilled("look", (0.95,), (0.95,))]
+    made._ranks.clear()
+    assert simulation.run(300).rate > 1.2 * plain(made)
+
+
 @pytest.mark.parametrize(("fixed_ms", "chance"), [(0.0, 0.75), (0.0, 0.9), (40.0, 0.75)])
 def test_bug_a_sequence_behind_its_objective_catches_up_where_rows_are_expensive(
     fixed_ms: float, chance: float

@@ -322,7 +322,7 @@ def test_reading_new_text_is_no_price_of_a_proposal() -> None:
     engine._speculation.drafting._clock = parts.clock
     run_all(engine, [request("r", AUTO)])
     assert len(drafting_tasks(drafter)) > 3
-    assert engine._speculation.controller.estimates.lookup_ms == 0.0
+    assert engine._speculation.controller.estimates.lookups_ms(1) < 10.0
     first = next(step for step in engine.trace(99) if step.drafters)
     assert (first.predicted_draft_ms, first.realised_draft_ms) == (1000.0, 1000.0)
 
