@@ -135,10 +135,13 @@ class ResumableStream:
                     suffix += "~"  # the server still runs the broken call
                     continue
                 if error.reason == FingerprintMismatchError.reason:
+                    again = error.address in refused
                     refused.add(error.address)
                     self._connection.leave(error.address)
                     if self._connection.address not in refused:
-                        continue
+                        if not again:
+                            continue
+                        error.code = grpc.StatusCode.UNAVAILABLE  # the servers of the other addresses may come back
                 await self._connection.pause(error, attempt, self._until, retry)
 
     async def _call(

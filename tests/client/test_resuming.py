@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -247,6 +247,26 @@ async def test_a_server_with_other_numbers_is_passed_over() -> None:
         ):
             assert isinstance((await gather(client))[-1], Finished)
     assert len(second.asked) == len(third.asked) == 1
+
+
+async def test_a_stream_waits_for_a_server_that_is_down_while_another_has_other_numbers() -> None:
+    other = Script([FingerprintMismatchError.between("numbers", "others")])
+    first = grpc.aio.server()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(Script(BROKEN), first)
+    down = f"127.0.0.1:{first.add_insecure_port('127.0.0.1:0')}"
+    await first.start()
+    async with (
+        asyncio.timeout(5),
+        talking(other) as at_other,
+        Client(f"{down},{at_other._connection.address}", retry=QUICK) as client,
+        aclosing(client.stream([7, 8, 9], request_id="r")) as events,
+    ):
+        await anext(events)
+        await first.stop(0)
+        with pytest.raises(CallError, match="others") as caught:
+            _ = [event async for event in events]
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, FingerprintMismatchError.reason)
+    assert len(other.asked) == QUICK.resumes
 
 
 async def test_one_try_after_each_progress() -> None:
