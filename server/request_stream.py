@@ -207,8 +207,9 @@ class RequestStream:
         self.close()
 
     def _late(self) -> DeadlinePassedError:
-        """The end of a request whose deadline passed. If it was not started, with the time after which to retry."""
-        if self._listener is None or self.started:
+        """The end of a sample whose deadline passed. If the request was not started, that of its first sample, which is
+        all that the reader gets, has the time after which to retry."""
+        if self._listener is None or self.started or self._samples_left + 1 < self.request.sampling.n:
             return DeadlinePassedError()
         return DeadlinePassedError(self._listener.wait_s(self))
 

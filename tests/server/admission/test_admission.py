@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -288,6 +289,18 @@ async def test_a_deadline_missed_in_the_queue_has_a_retry_hint() -> None:
         await rest_of(begun)
     assert passed.value.retry_after_s is None
     first.close()
+
+
+async def test_a_missed_deadline_of_many_samples_is_forecast_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, forecasts = StubClient(), Mock(return_value=7.0)
+    doors = admission(client)
+    late = doors.admit(ANYBODY, make_request("late", sampling=SamplingParams(n=3), deadline_s=3.0))
+    monkeypatch.setattr(doors, "wait_s", forecasts)
+    for index in range(3):
+        client.say(finished(client.given[0], 0, FinishReason.DEADLINE, index))
+    with pytest.raises(DeadlinePassedError) as passed:
+        await rest_of(late)
+    assert (passed.value.retry_after_s, forecasts.call_count) == (7.0, 1)
 
 
 async def test_a_request_rejected_by_the_engine_releases_everything_and_costs_no_tokens() -> None:
