@@ -34,7 +34,6 @@ from specdec.errors import UNAVAILABLE_RETRY_S, DuplicateRequestError, EngineDea
 
 _LOG = logging.getLogger(__name__)
 
-
 MAX_SUSPECTS = 1024  # digests that are remembered
 _POISONOUS_DEATHS = 2  # deaths of the engine with a request in flight after which the request is refused
 
@@ -155,7 +154,7 @@ class RequestTable:
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
         entry = self._open.get(request_id)
-        if entry is not None and not self._end_unsent(entry, FinishReason.ABORTED):
+        if entry is not None and not self._end_unsent(entry.engine_id, FinishReason.ABORTED):
             self._abort(entry)
         return entry is not None
 
@@ -202,14 +201,15 @@ class RequestTable:
         limits = (request.deadline_s, FinishReason.DEADLINE), (request.stopping.time_limit_s, FinishReason.TIME_LIMIT)
         for limit_s, reason in limits:
             if limit_s is not None:
-                asyncio.get_running_loop().call_later(limit_s, self._end_unsent, entry, reason)
+                asyncio.get_running_loop().call_later(limit_s, self._end_unsent, entry.engine_id, reason)
 
-    def _end_unsent(self, entry: _Submission, reason: FinishReason) -> bool:
+    def _end_unsent(self, engine_id: str, reason: FinishReason) -> bool:
         """End a request as the engine would, unless it was sent; returns whether it was not."""
-        if self._waiting.pop(entry.engine_id, None) is None:
+        entry = self._waiting.pop(engine_id, None)
+        if entry is None:
             return False
         waited_ms = (time.monotonic() - entry.came_s) * 1e3
-        for event in unstarted(entry.engine_id, entry.stream.request, reason, waited_ms):
+        for event in unstarted(engine_id, entry.stream.request, reason, waited_ms):
             entry.stream.push(event)
         self._send_next()
         return True

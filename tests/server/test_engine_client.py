@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -462,6 +463,19 @@ def test_a_request_behind_one_that_is_dropped_is_sent() -> None:
     client.generate(make_request("behind", b"behind"))
     held.close()
     assert [engine_id.partition(":")[2] for engine_id in engine.submitted] == ["suspect", "runs", "behind"]
+
+
+async def test_a_request_that_was_left_while_it_waited_is_forgotten_before_its_deadline() -> None:
+    engine = RecordedEngine()
+    client, suspect = client_of(engine), make_request("suspect")
+    client.generate(suspect)
+    client.on_lost(EngineDeadError(), died=True)
+    client.generate(suspect)
+    held = client.generate(replace(make_request("held", b"held"), deadline_s=3600.0))
+    seen = weakref.ref(held)
+    held.close()
+    del held
+    assert seen() is None
 
 
 def answer(client: EngineClient, *events: RequestEvent) -> None:
