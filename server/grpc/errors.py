@@ -45,7 +45,7 @@ async def refuse(context: Context, error: Exception) -> None:
     if not isinstance(error, RequestError):
         place = "a gRPC call" if call is None else f"{call.endpoint}, request {call.request_id}"
         _LOG.error("unexpected error in %s", place, exc_info=error)
-    error.__traceback__ = error.__context__ = None
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     if not isinstance(error, RequestError):
         await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
     code = grpc.StatusCode[error.grpc_code]

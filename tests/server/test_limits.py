@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -20,8 +22,9 @@ from server.auth.access import TlsFiles
 from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
+from server.grpc import errors
 from server.grpc import server as grpc_server
-from server.grpc.interceptors import METHODS, MessageInterceptor
+from server.grpc.interceptors import METHODS, MessageInterceptor, _answered
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
@@ -250,6 +253,40 @@ async def test_a_call_without_a_message_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="message: is missing"):
         await messages._serve(echo, bytes, empty, empty)
     assert not messages._reads._reading
+
+
+@pytest.mark.parametrize("has_cause", [False, True])
+@pytest.mark.parametrize("kind", [InvalidRequestError, RuntimeError])
+async def test_a_refused_call_frees_its_message_at_once(
+    kind: type[Exception], has_cause: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KeepingCall:
+        async def abort(self, *_: Any) -> None:
+            self.kept = grpc.aio.AbortError()
+            raise self.kept
+
+    class Message:
+        def read(self) -> None:
+            raise ValueError("unexpected")
+
+    async def serve(messages: Any, context: Any) -> None:
+        message = Message()
+        found.append(weakref.ref(message))
+        try:
+            message.read()
+        except ValueError as error:
+            raise kind([]) from (error if has_cause else None)
+
+    found: list[weakref.ref[Message]] = []
+    call: Any = KeepingCall()
+    monkeypatch.setattr(errors._LOG, "disabled", True)  # pytest keeps what is logged
+    gc.disable()
+    try:
+        with pytest.raises(grpc.aio.AbortError):
+            await _answered(serve, call, call)
+        assert found[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_large_messages_are_unpacked_one_at_a_time() -> None:
