@@ -122,7 +122,7 @@ def _reader(each: Param) -> Reader:
         case Number():
             return Body.number
         case Int() as kind:
-            return partial(_read_int, kind=kind)
+            return partial(_read_int, kind=kind, default=each.default)
         case Seed():
             return read_seed
         case Flag():
@@ -140,12 +140,13 @@ def _reader(each: Param) -> Reader:
     raise TypeError(f"no JSON field has the kind {each.kind}")
 
 
-def _read_int(body: Body, name: str, kind: Int) -> int | None:
+def _read_int(body: Body, name: str, kind: Int, default: int | None) -> int | None:
     """A count within its bounds, since endpoints use some counts before the whole request is checked."""
     value = body.whole(name, kind.low, kind.high)
     if value is None:
         return None
-    value = kind.low if value == kind.off else value
+    if value == kind.off:
+        return default
     if problem := kind.problem(value):
         body.refuse(name, problem)
         return None

@@ -202,6 +202,8 @@ async def parse_completion(
     prompts = await read_prompts(body, fields, call.model)
     check_n(body, fields)
     check_trees(body, fields)
+    if body.raw("max_tokens") == -1:
+        fields.engine["stopping.max_tokens"] = None  # not the dialect's default either
     request_id = f"cmpl-{call.request_id}"
     requests = tuple(
         dataclasses.replace(

@@ -80,7 +80,7 @@ class Int(Kind):
     low: int
     high: int
     rule: str = ""  # replaces the text of a refusal
-    off: int | None = None  # JSON bodies may write this for ``low``, which turns a limit off
+    off: int | None = None  # JSON bodies may write this for the default, which is no limit
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         return "" if self.low <= value <= self.high else self.rule or f"must lie in {self.low}..{self.high}"

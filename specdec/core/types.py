@@ -157,7 +157,9 @@ class StoppingParams:
     checked.
     """
 
-    max_tokens: int | None = param(None, _COUNT, "0: only compute the prompt into the prefix cache.")
+    max_tokens: int | None = param(
+        None, Int(0, UINT32, _COUNT.rule, off=-1), "0: only compute the prompt into the prefix cache. -1: no limit."
+    )
     """None: up to the context limit."""
     min_tokens: int = param(0, _COUNT)
     stop: tuple[str, ...] = param(

@@ -44,6 +44,8 @@ def test_a_minimal_body_gets_the_defaults() -> None:
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_tokens": 5}, {"stopping": StoppingParams(max_tokens=5)}),
+    ({"max_tokens": -1}, {}),
+    ({"max_completion_tokens": -1}, {}),
     ({"max_completion_tokens": 0, "max_tokens": 5}, {"stopping": StoppingParams(max_tokens=0)}),
     ({"logprobs": True}, {"output": OutputParams(logprobs=0)}),
     ({"logprobs": True, "top_logprobs": 3}, {"output": OutputParams(logprobs=3)}),
@@ -132,7 +134,7 @@ BAD = [
     ("tools[0].function.name", {"tools": [{"function": {"name": 5}}]}), ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
     ("logprobs", {"logprobs": 1}), ("top_logprobs", {"top_logprobs": 2}),
-    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}), ("max_completion_tokens", {"max_completion_tokens": -1}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}), ("max_completion_tokens", {"max_completion_tokens": -2}),
     ("best_of", {"best_of": 2}),
 ]  # fmt: skip
 

@@ -71,6 +71,9 @@ def test_sampling(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 STOPPING = [
     ({"max_tokens": 0}, {"max_tokens": 0}),
+    ({"max_tokens": -1, "min_tokens": 20}, {"max_tokens": None, "min_tokens": 20}),
+    ({"max_tokens": None}, {}),
+    ({"max_tokens": 2**32 - 1}, {"max_tokens": 2**32 - 1}),
     ({"max_tokens": 5.0, "min_tokens": 2}, {"max_tokens": 5, "min_tokens": 2}),
     ({"stop": "a"}, {"stop": ("a",)}),
     ({"stop": ["a", "b", "a"]}, {"stop": ("a", "b")}),
@@ -208,7 +211,7 @@ BAD = [
     ("prompt.token_ids", {"prompt": [-1]}), ("prompt.token_ids", {"prompt": [2**63]}), ("suffix", {"suffix": 5}),
     ("suffix", {"suffix": "a", "prompt": [1]}), ("model", {"model": 5}), ("n", {"n": 17}), ("n", {"n": 0}),
     ("n", {"n": "2"}), ("best_of", {"best_of": 2}), ("best_of", {"n": 2, "best_of": 3}),
-    ("max_tokens", {"max_tokens": -1}), ("max_tokens", {"max_tokens": 10**30}), ("max_tokens", {"max_tokens": 1.5}),
+    ("max_tokens", {"max_tokens": -2}), ("max_tokens", {"max_tokens": 10**30}), ("max_tokens", {"max_tokens": 1.5}),
     ("sampling.temperature", {"temperature": -1}), ("temperature", {"temperature": "hot"}),
     ("temperature", {"temperature": True}), ("sampling.top_p", {"top_p": 1.5}), ("top_k", {"top_k": -2}),
     ("seed", {"seed": 2**64}), ("seed", {"seed": "x"}), ("logit_bias", {"logit_bias": {"x": 1}}),

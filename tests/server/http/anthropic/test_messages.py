@@ -110,7 +110,7 @@ def test_counting_tokens(server: Server) -> None:
 
 
 def test_errors_have_anthropics_shape(server: Server) -> None:
-    response = server.client.post(MESSAGES, json={"messages": HI, "max_tokens": -1}, headers={"x-request-id": "mine"})
+    response = server.client.post(MESSAGES, json={"messages": HI, "max_tokens": -2}, headers={"x-request-id": "mine"})
     assert response.status_code == 400
     assert response.headers["request-id"] == response.headers["x-request-id"] == "mine"
     assert response.json() == {

@@ -168,7 +168,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
      {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "touch"}]}}),
     ("tool_choice.mode",
      {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [{"name": "look"}]}}),
-    ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -1}),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -2}),
     ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text", {"text": "json"}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema"}}}), ("metadata", {"metadata": DEEP}),
     ("metadata", {"metadata": "x"}),
