@@ -102,6 +102,9 @@ def test_usage_is_a_chunk_of_its_own_if_requested(server: Server) -> None:
         (3, 1, 4), (3, 2, 5), (3, 3, 6), (3, 3, 6),
     ]  # fmt: skip
     assert last["usage"] == usage(3, 3)
+    chunks = server.stream(prompt="hi", stream_options={"continuous_usage_stats": True})[:-1]
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+    assert server.ask(prompt="hi", stream_options=options)["usage"] == usage(3, 3, cached=3)
 
 
 def test_choices_are_numbered_across_prompts_and_samples(server: Server) -> None:
