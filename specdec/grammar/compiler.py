@@ -19,15 +19,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from specdec.child_python import module_command, module_environment
 from specdec.core.sampling import token_mask
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
-from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher, grammar_source
+from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher
 from specdec.grammar.state import GrammarState, shortened
-from specdec.grammar.token_healing import TokenHealing
+from specdec.grammar.token_healing import TokenHealing, healing_matcher
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -200,15 +200,16 @@ class GrammarCompiler:
         self._check_process = CheckProcess(tokenizer, vocab_size, self._eos_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarParams, Future[Any]] = OrderedDict()
-        self._prepared: Future[None] | None = None
+        self._prepared: Future[LLTokenizer] | None = None
+        self._healed: tuple[str, LLMatcher] | None = None
         self._jobs: OrderedDict[str | None, deque[_Job]] = OrderedDict()  # by key, next turn first
         self._thread: threading.Thread | None = None
 
-    def prepare(self) -> Future[None]:
+    def prepare(self) -> Future[LLTokenizer]:
         """Start to build the tables of the vocabulary, which the first grammar would build and `healing` needs."""
         with self._lock:
             if self._prepared is None:
-                self._prepared = self._enqueue(None, self._prepare)
+                self._prepared = self._enqueue(None, lambda: self._vocabulary)
             return self._prepared
 
     def wait_until_prepared(self) -> None:
@@ -217,8 +218,10 @@ class GrammarCompiler:
             logger.warning("grammars and token healing do not work with this vocabulary: %s", error)
 
     def healing(self, start: str) -> TokenHealing:
-        """A state at the start of an output that begins with ``start``, once the tables are built."""
-        return TokenHealing(start, self._vocabulary, self._tokenizer, self._vocab_size)
+        """A state at the start of an output that begins with ``start``, once the tables are built; one per sample."""
+        if self._healed is None or self._healed[0] != start:
+            self._healed = start, healing_matcher(start, self._vocabulary)
+        return TokenHealing(start, self._healed[1], self._tokenizer, self._vocab_size)
 
     def start(self, params: GrammarParams, key: str) -> Future[Any]:
         """Start to compile a grammar. The result is for `state`; it raises InvalidRequestError for a bad grammar.
@@ -274,13 +277,10 @@ class GrammarCompiler:
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        eos_ids = self._eos_ids or (0,)  # the library needs one, also for a model that only heals
-        tokens = GrammarVocabulary(self._tokenizer, self._vocab_size, eos_ids)
-        return LLTokenizer(tokens, n_vocab=self._vocab_size, eos_token=list(eos_ids))
-
-    def _prepare(self) -> None:
-        # The first mask over a vocabulary builds further tables.
-        compile_matcher(grammar_source(GrammarParams(GrammarKind.JSON_OBJECT)), self._vocabulary)
+        # The library needs an end token, also for a model that has none and only heals: the first id beyond its own
+        eos_ids, size = self._eos_ids or (self._vocab_size,), self._vocab_size + (not self._eos_ids)
+        tokens = GrammarVocabulary(self._tokenizer, size, eos_ids)
+        return LLTokenizer(tokens, n_vocab=size, eos_token=list(eos_ids))
 
     def _compile(self, params: GrammarParams) -> Any:
         try:
@@ -354,8 +354,8 @@ class _Job(NamedTuple):
             return
         try:
             self.future.set_result(self.work())
-        except BaseException as error:  # a panic of Rust code is no Exception
-            self.future.set_exception(error)
+        except BaseException as error:  # a panic of Rust code is no Exception, and would end the engine
+            self.future.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
 
 def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Sequence[int]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +15,14 @@ from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     Request,
+    ResumeParams,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
     StoppingParams,
 )
 from specdec.errors import InvalidRequestError
+from specdec.grammar import compiler
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.grammar.state import any_token
 from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
@@ -103,6 +107,7 @@ def test_positions_along_a_path() -> None:
     assert (start.mask([r]) == GRAMMARS.healing("eturn").mask([])).all()
     assert not start.mask([x]).any()
     assert not start.mask([r, x, e]).any()
+    assert not start.mask([x] * 9).any()
     assert start.commit([r, e]) is start
     assert (start.mask([]) == GRAMMARS.healing("turn").mask([])).all()
     turn = TOKENIZER.encode("turn", add_special=False)
@@ -110,6 +115,56 @@ def test_positions_along_a_path() -> None:
     assert start.commit(turn) is None
     assert (start.mask([x]) == everything).all()
     assert sum(int(word).bit_count() for word in everything) == VOCAB
+
+
+def test_a_special_token_is_no_text() -> None:
+    special = min(TOKENIZER.special_ids, key=lambda token: len(TOKENIZER.token_bytes(token)))
+    name = TOKENIZER.token_bytes(special).decode()
+    spelled = TOKENIZER.encode(name, add_special=False)
+    assert special not in spelled
+    assert not GRAMMARS.healing(name).mask([special]).any()
+    assert not GRAMMARS.healing(name + "x").mask([special]).any()
+    assert GRAMMARS.healing(name).commit(spelled) is None
+
+
+def test_resumed_tokens_begin_with_the_prefix() -> None:
+    served = tiny_engine()
+    served._grammars.prepare().result()
+    asked = make_request("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.8)
+    whole = tokens_of(run_all(served, [asked]), "r")
+
+    def resumed(tokens: list[int]) -> Request:
+        seen = ResumeParams(tuple(tokens), numeric_fingerprint=served.info().numeric_fingerprint)
+        return dataclasses.replace(asked, resume=seen)
+
+    for size in range(1, 9):
+        assert tokens_of(run_all(served, [resumed(whole[:size])]), "r") == whole[size:]
+    for other in ("x", "red", "xyzw", "retu"[::-1]):
+        with pytest.raises(InvalidRequestError) as caught:
+            served.submit(resumed(TOKENIZER.encode(other, add_special=False)))
+        assert {v.field for v in caught.value.violations} == {"resume.token_ids"}
+
+
+def test_the_samples_of_a_request_share_what_takes_long_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, built = compiler.healing_matcher, list[str]()
+
+    def counted(start: str, *args: Any) -> Any:
+        built.append(start)
+        return build(start, *args)
+
+    monkeypatch.setattr(compiler, "healing_matcher", counted)
+    served = tiny_engine(dataclasses.replace(tiny_parts(), grammars=None))
+
+    def asked(name: str, start: str) -> Request:
+        request = make_request(name, PROMPT, start, SpeculationMode.OFF, temperature=0.9)
+        return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, n=4))
+
+    events = run_all(served, [asked("a", " retur"), asked("b", "x")])
+    assert built == [" retur", "x"]
+    for name, start in (("a", " retur"), ("b", "x")):
+        for index in range(4):
+            text = b"".join(map(TOKENIZER.token_bytes, tokens_of(events, name, index)))
+            assert text.startswith(start.encode())
 
 
 def test_a_satisfied_constraint_costs_nothing() -> None:

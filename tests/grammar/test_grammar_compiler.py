@@ -8,6 +8,8 @@ import sys
 import threading
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
@@ -322,18 +324,24 @@ def test_unusable_allowed_ids_are_rejected() -> None:
         assert message in caught.value.violations[0].description
 
 
+class Panic(BaseException):
+    """As the library's, which is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_a_vocabulary_without_grammar_support_does_not_prevent_a_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
-        raise RuntimeError("injected")
+        raise kind("injected")
 
     monkeypatch.setattr(grammar_compiler, "GrammarVocabulary", broken)
     ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
     ours.prepare()
     ours.wait_until_prepared()
     assert "do not work with this vocabulary: injected" in caplog.text
-    with pytest.raises(RuntimeError, match="injected"):
+    assert isinstance(ours.prepare().exception(), Exception)  # any other would end the engine
+    with pytest.raises(RuntimeError if kind is RuntimeError else InvalidRequestError, match="injected"):
         compiled(ours, GrammarParams(KIND.JSON_OBJECT))
 
 
@@ -344,6 +352,16 @@ def test_a_model_without_an_end_token_cannot_be_constrained() -> None:
     assert ours.healing("ab").mask(()).any()
     with pytest.raises(InvalidRequestError, match="end token"):
         compiled(ours, GrammarParams(KIND.JSON_OBJECT))
+
+
+@pytest.mark.parametrize("pieces", [["!", "a", "!=", "{", "}"], ["!", "!=", "a"]], ids=["all", "no braces"])
+def test_words_are_healed_in_any_vocabulary(pieces: list[str]) -> None:
+    """One without an end token, whose first token is text, and one in which JSON cannot be written."""
+    backend = Backend(models.BPE({piece: token for token, piece in enumerate(pieces)}, []))
+    backend.decoder = decoders.ByteLevel()
+    ours = GrammarCompiler(Tokenizer(backend.to_str(), TokenizerInfo()), len(pieces))
+    ours.prepare().result()
+    assert ids_of(ours.healing("!").mask(())) == [pieces.index("!"), pieces.index("!=")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
