@@ -64,7 +64,8 @@ class DiskCache:
         self._missed: Counter[str] = Counter()
         self._erasing = threading.Lock()  # a page is not appended after it was flushed
         self._retry_s = 0.0  # monotonic time until which nothing is written
-        # Pages are found through those before them, so those in memory stay on disk too. Not where that is most of it
+        # A page is found through those before it, so no page in memory is removed from disk, unless the disk has room
+        # for few others
         self._kept: Container[bytes] = kv if kv.n_total * 2 <= files.capacity_pages else ()
         self._idle, self._dropping, self._buffer = threading.Event(), threading.Event(), files.buffer()
         self._idle.set()

@@ -148,7 +148,7 @@ class PageFiles:
         while self._others and self.n_bytes > self._max_bytes:
             path, n_bytes = self._others.pop(0)
             self._other_bytes -= n_bytes
-            _remove_unowned(path)
+            _remove_unowned(Path(path))
         while self.n_bytes > self._max_bytes:
             oldest = next(iter(self._keys))
             if oldest in in_use:
@@ -161,13 +161,13 @@ class PageFiles:
     def _scan(self) -> OrderedDict[bytes, None]:
         """The keys of the folder's files, oldest first; the pages themselves are not read."""
         found = []
-        for path in _page_files(self._folder):
+        for file in _page_files(self._folder):
             with suppress(OSError):
-                state = path.lstat()
-                if path.suffix == _SUFFIX and state.st_size == self.record_bytes:
-                    found.append((state.st_mtime_ns, bytes.fromhex(path.stem)))
+                state = file.stat(follow_symlinks=False)
+                if file.name.endswith(_SUFFIX) and state.st_size == self.record_bytes:
+                    found.append((state.st_mtime_ns, bytes.fromhex(file.name.removesuffix(_SUFFIX))))
                 else:  # of a former layout, or not written to its end
-                    path.unlink()
+                    os.unlink(file.path)
         return OrderedDict.fromkeys(key for _, key in sorted(found))
 
 
@@ -205,12 +205,13 @@ def _locked(folder: Path) -> int:
     return descriptor
 
 
-def _page_files(folder: Path) -> list[Path]:
-    """The pages in a fingerprint's folder; what else lies there is somebody else's."""
-    return [path for path in folder.iterdir() if _FILE.fullmatch(path.name)]
+def _page_files(folder: Path) -> list[os.DirEntry[str]]:
+    """The pages in a fingerprint's folder, which may be 100,000; what else lies there is somebody else's."""
+    with os.scandir(folder) as files:
+        return [file for file in files if _FILE.fullmatch(file.name)]
 
 
-def _other_files(folder: Path, own: Path) -> list[tuple[Path, int]]:
+def _other_files(folder: Path, own: Path) -> list[tuple[str, int]]:
     """Pages of other fingerprints with their bytes, oldest first, without those that a process owns."""
     found = []
     for other in folder.iterdir():
@@ -218,7 +219,7 @@ def _other_files(folder: Path, own: Path) -> list[tuple[Path, int]]:
             continue
         with suppress(OSError):
             os.close(_locked(other))
-            found += [(path, path.lstat()) for path in _page_files(other)]
+            found += [(file.path, file.stat(follow_symlinks=False)) for file in _page_files(other)]
     return [(path, state.st_size) for path, state in sorted(found, key=lambda each: each[1].st_mtime_ns)]
 
 
