@@ -139,9 +139,7 @@ class DiskCache:
     def drop_loads(self) -> None:
         """End all loads; waits for the page that is being read."""
         self._dropping.set()
-        for each in self._loads:
-            each.filled.cancel()
-        wait([each.filled for each in self._loads])
+        wait([each.filled for each in self._loads if not each.filled.cancel()])
         self._dropping.clear()
         self.end_loads()
 

@@ -194,6 +194,28 @@ def test_a_flush_waits_for_one_page_of_a_read(folder: Path, monkeypatch: pytest.
     engine.close()
 
 
+def test_a_flush_after_a_close_waits_for_no_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = engine_on(folder), [request("a", 300), request("b", 300, "x")]
+    for each in asked:
+        answer(engine, each)
+    engine.close()
+    engine, go_on, read = engine_on(folder), threading.Event(), PageFiles.read
+
+    def slow(*args: Any) -> None:
+        assert go_on.wait(30)
+        read(*args)
+
+    monkeypatch.setattr(PageFiles, "read", slow)
+    for each in asked:
+        engine.submit(each)
+    engine.close()
+    flush = threading.Thread(target=engine.flush_cache, daemon=True)
+    flush.start()
+    go_on.set()
+    flush.join(10)
+    assert not flush.is_alive()
+
+
 def test_pages_in_use_are_kept_when_the_oldest_make_room(folder: Path) -> None:
     """Pages are found through those before them: without the first ones the others are lost."""
     engine = engine_on(folder)
