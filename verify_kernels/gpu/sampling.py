@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -28,10 +28,13 @@ MAXIMA = SCAN | {"maxnreg": 64}
 SHORTEN = SCAN | {"num_warps": 16, "maxnreg": 128}
 CHOOSE = SCAN | {"num_warps": 4, "maxnreg": 128}
 
-# Columns of a `SamplingTable`
+# What kernels read of a `SamplingTable` and of a `SamplingWorkspace`, by the names that they have there
 _NOISE = ("inverse", "seed", "position")
 _FILTERS = ("top_k", "top_p", "log_min_p")
 _MASKS = ("mask_begin", "mask_words", "pool")
+_EDITS = ("edits", "saved", "repetition", "inverse_repetition", "presence", "frequency")
+_COLUMNS = ("temperature", *_NOISE, *_FILTERS, *_MASKS, *_EDITS)
+_SCRATCH = ("places", "spare", "counts", "weights", "maxima", "peak", "bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ APPLY_EDITS = SamplingLaunch(apply_edits_kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
 UNDO_EDITS = SamplingLaunch(undo_edits_kernel, {"BLOCK": EDIT_BLOCK}, EDIT)
 
 
-def _launches(variant: SamplingVariant, plan: SamplingPlan, *, masks: bool, edits: bool) -> Iterator[SamplingLaunch]:
+@cache  # drafts are sampled without a graph, level by level
+def _launches(variant: SamplingVariant, plan: SamplingPlan, *, masks: bool, edits: bool) -> list[SamplingLaunch]:
     """A variant's launches, in order; masks, edits: whether a row may have them."""
     absent = [] if variant.noise else [*_NOISE]
     absent += [] if variant.filters else [*_FILTERS, "bound", "spare"]
@@ -89,18 +93,15 @@ def _launches(variant: SamplingVariant, plan: SamplingPlan, *, masks: bool, edit
         own = {name: known[name] for name in kernel.arg_names if name in known}
         return SamplingLaunch(kernel, own, options, by_split)
 
-    if edits:
-        yield APPLY_EDITS
+    launches = [APPLY_EDITS] if edits else []
     if variant.needs_peak:
-        yield of(maxima_kernel, MAXIMA, by_split=True)
-        yield of(bounds_kernel, BOUNDS)
-    yield of(scan_kernel, SCAN, by_split=True)
+        launches += [of(maxima_kernel, MAXIMA, by_split=True), of(bounds_kernel, BOUNDS)]
+    launches += [of(scan_kernel, SCAN, by_split=True)]
     if variant.needs_peak:
-        yield of(shorten_kernel, SHORTEN)
+        launches += [of(shorten_kernel, SHORTEN)]
     known |= {"COLUMNS": plan.columns(True)} | ({} if variant.wide else dict.fromkeys(("peak", "weights")))
-    yield of(choose_kernel, CHOOSE)
-    if edits:
-        yield UNDO_EDITS
+    launches += [of(choose_kernel, CHOOSE)]
+    return [*launches, UNDO_EDITS] if edits else launches
 
 
 def compile_cases() -> list[CompileCase]:
@@ -189,15 +190,11 @@ def _run(
         "splits": plan.splits, "blocks": plan.splits * plan.groups,
         "tokens": tokens, "chosen": chosen, "ids": ids, "values": values,
     }  # fmt: skip
-
-    def argument(name: str) -> Any:
-        """What kernels call ``name``: a number or tensor of this call, scratch, or a column of the table."""
-        return given[name] if name in given else getattr(workspace if hasattr(workspace, name) else table, name)
-
+    given |= {name: getattr(workspace, name) for name in _SCRATCH}
+    given |= {} if table is None else {name: getattr(table, name) for name in _COLUMNS}
     launches = _launches(variant, plan, masks=needs.masks, edits=needs.edits)
     for kernel, constants, options, by_split in launches:
+        named = given | constants
         kernel[(plan.splits, rows) if by_split else (rows,)](
-            **{name: argument(name) for name in kernel.arg_names if name not in constants},
-            **constants,
-            **launch_options(options, logits.device),
+            *[named[name] for name in kernel.arg_names], **launch_options(options, logits.device)
         )
