@@ -77,7 +77,8 @@ def _compressed(data: dict[str, Any], where: str) -> QuantizedConfig:
     if data.get("transform_config"):  # weights and activations rotated
         raise UnsupportedModelError(f"{where}: transform_config is not supported; {WAY_OUT}")
     sparsity = data.get("sparsity_config") or {}
-    _check(where, "sparsity_config.format", sparsity.get("format") or "dense", "dense")
+    stored = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
+    _check(where, "sparsity_config.format", stored or "dense", "dense")
     schemes = data.get("config_groups")
     found = [
         scheme.get("weights") if isinstance(scheme, dict) else scheme

@@ -254,6 +254,7 @@ def test_the_first_gptq_format_can_mean_16(tmp_path: Path) -> None:
             COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}},
             "sparsity_config.format 'sparse-24-bitmask' is not supported; only dense is, .*GGUF",
         ),
+        (COMPRESSED | {"sparsity_config": "sparse"}, "sparsity_config.format 'sparse' is not supported; only dense is"),
         (compressed(num_bits=3), r"\(compressed-tensors\): bits 3 is not supported; only 4 or 8 is"),
         (compressed(type="float"), "type 'float' is not supported"),
         (compressed(strategy="block"), "strategy 'block' is not supported; only group or channel is, .*GGUF"),
