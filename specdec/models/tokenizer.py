@@ -200,7 +200,10 @@ class Tokenizer:
     @property
     def frame(self) -> tuple[list[int], list[int]]:
         """The ids that ``tokenizer.json`` itself puts before and after a text."""
-        found = self._backend.encode("a")
+        try:
+            found = self._backend.encode("a")
+        except Exception:  # the library raises it bare: neither the letter nor unknown text has a token
+            found = self._backend.encode("")
         own = [at for at, is_added in enumerate(found.special_tokens_mask) if not is_added] or [len(found.ids)]
         return found.ids[: own[0]], found.ids[own[-1] + 1 :]
 

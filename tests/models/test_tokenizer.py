@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,6 +192,15 @@ def test_tokenizers_in_use_share_a_vocabulary(tiny: Tiny) -> None:
     assert second._backend is first._backend
     del first
     assert load_hf_tokenizer(tiny("qwen2"), 384)._backend is second._backend
+
+
+@pytest.mark.parametrize("letter", ["a", "C"])
+def test_the_frame_of_a_vocabulary_of_few_letters(letter: str, tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({letter: 0, "<s>": 1}, unk_token="<unk>"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    assert load_hf_tokenizer(tmp_path, 2).encode(letter) == [1, 0]
 
 
 @given(text=TEXT, parse_special=st.booleans())
