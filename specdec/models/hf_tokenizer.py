@@ -73,7 +73,7 @@ def _ids(value: Any) -> list[int]:
 def _content(token: Any) -> str | None:
     """A special token is written as a string, or as an object that holds it."""
     found = token.get("content") if isinstance(token, dict) else token
-    if not (found is None or isinstance(found, str)):
+    if not (found is None or (isinstance(found, str) and encodable(found))):
         raise TypeError(f"a token must be text, got {found!r}")
     return found
 

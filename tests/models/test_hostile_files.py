@@ -156,6 +156,7 @@ def test_fused_matrices_have_the_rows_of_their_parts(tiny: Tiny, tmp_path: Path)
         ("tokenizer.json", DEEP),
         ("tokenizer_config.json", '{"bos_token": {"content": ["a"]}}'),
         ("tokenizer_config.json", '{"bos_token": "\\ud800"}'),
+        ("tokenizer_config.json", '{"pad_token": "\\ud800"}'),
         ("tokenizer_config.json", '{"chat_template": 5}'),
         ("tokenizer_config.json", '{"chat_template": "\\ud800"}'),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
