@@ -120,11 +120,14 @@ class EnvoyAdmin:
 
     def __init__(self, files: EnvoyFiles) -> None:
         self.address_file = files.folder / "admin.address"  # Envoy writes it at its start
+        self._address = ""
 
     @property
     def address(self) -> str:
-        """``host:port``, reachable from this machine only."""
-        return self.address_file.read_text()
+        """``host:port``, reachable from this machine only. The last one outlives its file: calls have to be drained."""
+        with contextlib.suppress(FileNotFoundError):
+            self._address = self.address_file.read_text()
+        return self._address
 
     async def is_ready(self) -> bool:
         """Whether the listeners accept calls."""

@@ -147,6 +147,12 @@ async def test_one_that_answers_is_not_killed_for_faults_of_this_side(
         assert psutil.pid_exists(former)
 
 
+async def test_its_calls_are_drained_though_the_file_of_its_address_is_gone(tmp_path: Path) -> None:
+    async with process(tmp_path) as envoy:
+        envoy.admin.address_file.unlink()
+        await envoy.admin.drain(0.0, lambda: False)
+
+
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envoy_process, "_CHECK_S", 0.01)
     monkeypatch.setattr(envoy_process, "bound_log", lambda path: bound_log(path, 1000))
