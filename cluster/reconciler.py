@@ -123,12 +123,12 @@ class Reconciler:
         """
         if self._clock() - self._reconciled_s < BEAT_S:
             return
-        self._reconciled_s = self._clock()
         for replica_id, beat in list(self._beats.items()):
             beat.periods += 1
             if beat.periods > SILENT_PERIODS:
                 self._drop(replica_id)
         self._publish(self.state)
+        self._reconciled_s = self._clock()  # a slow disk is a stop too
 
     def apply(self, transition: Callable[..., Fleet], *arguments: Any) -> None:
         """Applies a function of `cluster.fleet` to the fleet: an operator's command.

@@ -48,11 +48,12 @@ class Reconciled:
     """A reconciler on a virtual clock, with the fleets that it wrote to a disk that may be full."""
 
     def __init__(self, fleet: Fleet | None = None) -> None:
-        self.now_s, self.written, self.disk_is_full = 0.0, list[Fleet](), False
+        self.now_s, self.written, self.disk_is_full, self.write_s = 0.0, list[Fleet](), False, 0.0
         state = FleetState(config=CONFIG, deployments={}, fleet=fleet or Fleet.of(CONFIG))
         self.reconciler = Reconciler(state, self._write, clock=lambda: self.now_s)
 
     def _write(self, state: FleetState) -> None:
+        self.now_s += self.write_s
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.written.append(state.fleet)
@@ -160,6 +161,16 @@ def test_a_dropped_replica_can_stop() -> None:
     kept.reconciler.beat(replace(replica, state=ReplicaState.DRAINING), LOAD)
     kept.reconciler.leave(replica)
     assert kept.reconciler.fleet.replicas == ()
+
+
+def test_a_slow_disk_drops_no_replica() -> None:
+    kept = Reconciled()
+    replicas = [kept.serving() for _ in range(SILENT_PERIODS + 2)]
+    kept.now_s, kept.write_s = 1.0, 4.0
+    for replica in replicas * 3:  # queued heartbeats
+        kept.reconciler.reconcile()
+        kept.reconciler.beat(replica, LOAD)
+    assert len(kept.pool) == len(replicas)
 
 
 def test_a_restarted_reconciler_continues_with_the_fleet_and_drops_silent_replicas() -> None:
