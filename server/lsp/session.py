@@ -347,8 +347,9 @@ class SessionLink:
     def stop(self) -> None:
         """End the session; it can be started again."""
         if self._keeping is not None:
-            self._ending, self._keeping, self._trouble = self._keeping, None, ""
+            self._ending, self._keeping = self._keeping, None
             self._ending.cancel()
+            self.reconnect("")  # ends the session at once: it must not become ready any more
 
     async def close(self) -> None:
         """End the session, and wait for its end."""

@@ -157,3 +157,25 @@ async def test_a_session_that_still_ends_does_not_take_down_a_later_one() -> Non
     await asyncio.sleep(0.2)
     assert link._live is live
     await link.close()
+
+
+class Ready(SlowToClose):
+    """A client whose server is ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[object] = asyncio.Queue()
+
+    async def __anext__(self) -> object:
+        return await self.said.get()
+
+
+async def test_bug_a_session_that_was_stopped_does_not_become_ready() -> None:
+    client: Any = Ready()
+    seen: list[dict[str, str]] = []
+    link = SessionLink(lambda: client, Settings(), Notices(lambda text: None, seen.append))
+    link.start()
+    await asyncio.sleep(0.01)
+    client.said.put_nowait(pb.CompleteSessionResponse(ready=pb.SessionReady(session_id="s", fills_in=True)))
+    link.stop()
+    await link.close()
+    assert seen == []
