@@ -67,7 +67,8 @@ def install(engine: str, folder: Path, run: Run, *, again: bool = False) -> bool
         PeerError: a command failed; its output has been printed.
     """
     home, package = Environment(folder, engine), PACKAGES[engine]
-    if not again and home.stamp.exists() and home.stamp.read_text(encoding="utf-8").startswith(package):
+    # Former releases wrote pip's options behind the package.
+    if not again and home.stamp.exists() and home.stamp.read_text(encoding="utf-8").split()[:1] == [package]:
         return False
     shutil.rmtree(home.path, ignore_errors=True)
     home.path.parent.mkdir(parents=True, exist_ok=True)

