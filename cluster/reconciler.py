@@ -45,7 +45,7 @@ class Order:
 @dataclass(slots=True)
 class _Beat:
     load: ReplicaLoad | None = None
-    periods: int = 0  # since then
+    periods: int = 0  # of the reconciler, since this heartbeat
 
 
 class Reconciler:
