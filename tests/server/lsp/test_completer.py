@@ -114,3 +114,21 @@ async def test_alternatives_keep_the_time_limit() -> None:
     ended.set()
     await link._client.close()
     server.close()
+
+
+async def test_outcomes_are_reported_in_order_though_one_fails() -> None:
+    reported: list[str] = []
+
+    async def report(suggestion_id: str, outcome: str) -> None:
+        await asyncio.sleep(0.02 if suggestion_id == "slow" else 0.0)
+        reported.append(f"{suggestion_id} {outcome}")
+        if suggestion_id == "bad":
+            raise ValueError("a defect")
+
+    outcomes = Outcomes(report)
+    for name in ("slow", "bad", "last"):
+        outcomes.given(name, "text", 0)
+        outcomes.shown(name)
+    outcomes.accepted("last")
+    await outcomes.settle()
+    assert reported == ["slow shown", "bad shown", "last shown", "last accepted"]
