@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import re
 import ssl
 from collections.abc import AsyncGenerator, Mapping
@@ -43,7 +44,7 @@ class ServerUrl(NamedTuple):
         try:
             parts = httpx.URL(url)
             bare = parts.path in ("", "/")
-            good = bool(parts.host) and not (parts.query or parts.fragment)
+            good = bool(parts.host) and not {"?", "#"} & set(url)  # a path is added to it
             good = good and (parts.port is None or 0 < parts.port < 1 << 16)
         except (httpx.InvalidURL, ValueError):  # the latter from names that are not in the DNS's alphabet
             raise ConfigError(f"url: {url!r} is not a URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
@@ -326,10 +327,10 @@ def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
     if status not in _BUSY_STATUS:
         return StatusError(message)
     try:
-        hint: float | None = max(0.0, float(headers.get("retry-after", "")))
-    except ValueError:
-        hint = None
-    return RefusedError(message, hint)
+        hint = float(headers.get("retry-after", ""))
+    except ValueError:  # it may be a date
+        hint = math.nan
+    return RefusedError(message, max(0.0, hint) if math.isfinite(hint) else None)
 
 
 async def connect(

@@ -168,7 +168,8 @@ def answering(answer: Callable[[httpx.Request], httpx.Response]) -> OpenAIEndpoi
         (429, {"retry-after": "1.5"}, 1.5),
         (503, {}, None),
         (503, {"retry-after": "-5"}, 0.0),
-        (503, {"retry-after": "nan"}, 0.0),
+        (503, {"retry-after": "nan"}, None),
+        (503, {"retry-after": "1e400"}, None),
         (429, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
     ],
 )

@@ -203,6 +203,7 @@ def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
         "http://xn--",
         "http://h/v1?a=b",
         "http://h/v1#a",
+        "http://h/v1?",
     ],
 )
 def test_bug_a_url_that_cannot_be_one_is_named(url: str) -> None:
