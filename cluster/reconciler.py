@@ -80,7 +80,9 @@ class Reconciler:
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            raise ConfigError(f"{host!r} is not an IP address; start Ray on that machine with its address") from None
+            raise ConfigError(
+                f"{host!r} is not an IP address; start Ray on that machine with --node-ip-address ADDRESS"
+            ) from None
         taken = {replica.id for replica in self.fleet.replicas}
         ids = (f"{model}.{release}.{number}" for number in range(len(taken) + 1))
         replica_id = next(each for each in ids if each not in taken)

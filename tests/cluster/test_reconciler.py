@@ -269,7 +269,7 @@ def test_bug_a_machine_without_an_address_is_refused_and_disturbs_no_other() -> 
     """Its replica joined and became ready, and then nothing could be written until it had been silent for long."""
     kept = Reconciled()
     serving = kept.serving()
-    with pytest.raises(ConfigError, match="'node-7' is not an IP address; start Ray"):
+    with pytest.raises(ConfigError, match=r"'node-7' is not an IP address; start Ray .*--node-ip-address"):
         kept.reconciler.join("coder", "blue", "node-7")
     kept.pass_time(2.0, serving)
     assert [replica.id for replica in kept.reconciler.fleet.replicas] == kept.pool == [serving.id]
