@@ -19,7 +19,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 329,
-    "lines": 78_556,
+    "lines": 78_591,
     "largest": 700,
     "cycle": 0,
 }
