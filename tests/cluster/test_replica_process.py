@@ -181,7 +181,7 @@ def test_replicas_of_one_machine_use_different_ports() -> None:
     with pytest.raises(ConfigError, match=r"coder\.blue: server\.kv_events\.endpoint: .*listen on tcp://127"):
         deployed({"endpoint": fixed})
     with pytest.raises(ConfigError, match=r"server\.kv_events\.replay_endpoint"):
-        deployed({"endpoint": fixed, "connect": True, "replay_endpoint": fixed})
+        deployed({"endpoint": fixed, "connect": True, "replay_endpoint": "tcp://127.0.0.1:5558"})
     deployed({"endpoint": fixed, "connect": True})
     deployed({"endpoint": "ipc:///run/{replica}.events"})
     deployed({"endpoint": fixed}, host="")  # on several machines each may have one replica
