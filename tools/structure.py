@@ -18,8 +18,8 @@ PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
 SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
-    "modules": 329,
-    "lines": 78_591,
+    "modules": 328,
+    "lines": 78_583,
     "largest": 700,
     "cycle": 0,
 }

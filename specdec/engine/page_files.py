@@ -206,7 +206,7 @@ def _locked(folder: Path) -> int:
 
 
 def _page_files(folder: Path) -> list[os.DirEntry[str]]:
-    """The pages in a fingerprint's folder, which may be 100,000; what else lies there is somebody else's."""
+    """The pages in a fingerprint's folder, which may be 100,000. Other files there are left alone."""
     with os.scandir(folder) as files:
         return [file for file in files if _FILE.fullmatch(file.name)]
 

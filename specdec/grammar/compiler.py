@@ -26,8 +26,7 @@ from specdec.core.sampling import token_mask
 from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar.check_process import NICENESS, STACK_BYTES, compile_matcher
-from specdec.grammar.state import GrammarState, shortened
-from specdec.grammar.token_healing import TokenHealing, healing_matcher
+from specdec.grammar.state import GrammarState, TokenHealing, healing_matcher, shortened
 from specdec.models.tokenizer import Tokenizer
 
 Result = TypeVar("Result")

@@ -149,8 +149,10 @@ async def test_one_that_answers_is_not_killed_for_faults_of_this_side(
 
 async def test_its_calls_are_drained_though_the_file_of_its_address_is_gone(tmp_path: Path) -> None:
     async with process(tmp_path) as envoy:
+        address = envoy.admin.address
         envoy.admin.address_file.unlink()
-        await envoy.admin.drain(0.0, lambda: False)
+        await envoy.admin.drain(0.0, lambda: False)  # raises if it cannot ask Envoy
+        assert envoy.admin.address == address
 
 
 async def test_its_log_is_bounded_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.propose import Drafting
 from specdec.engine.step import StepTracer
-from specdec.grammar.state import GrammarState
-from specdec.grammar.token_healing import TokenHealing
+from specdec.grammar.state import GrammarState, TokenHealing
 from tests.core.kv_cache.invariants import check_pages
 from tests.engine.tiny_engine import drain, failures, run_all, tiny_engine, tiny_parts, tokens_of
 
