@@ -69,7 +69,7 @@ class ReplicaProcess:
         program = os.path.expanduser(deployment.python or sys.executable)
         if shutil.which(program) is None:
             raise ModelError(f"python: {program} is not there, or cannot be run")
-        # Not from the working folder: what lies there is somebody else's.
+        # `-P`: modules of the working folder are not imported in place of the package's.
         words = [program, "-P", "-m", "specdec.cli.main", "serve", "--config", str(config)]
         self.bound_log()
         try:

@@ -13,6 +13,6 @@ if str(_PARTS) not in sys.path:
 
 
 def put_own_modules_first() -> None:
-    """For programs that are all ours: somebody else's `server` is not to be found in the place of ours."""
+    """Make `import server` find this package's module, not another of that name. For programs of this package only."""
     sys.path.remove(str(_PARTS))
     sys.path.insert(0, str(_PARTS))

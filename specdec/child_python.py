@@ -13,8 +13,8 @@ from typing import Any
 
 
 def module_command(module: str) -> list[str]:
-    """The words that run ``module``; to be started with `module_environment`. Not from the working folder: what lies
-    there is somebody else's."""
+    """The words that run ``module``; to be started with `module_environment`. Modules of the working folder are not
+    imported in place of the package's."""
     return [sys.executable, "-P", "-m", module]
 
 
