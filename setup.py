@@ -12,6 +12,7 @@ setup(
     package_dir={INSIDE + part: part for part in PARTS},
     package_data={
         "specdec": ["py.typed", "api/v1/*.proto", "models/token_frequencies/*.bin"],
+        INSIDE + "draft": ["csrc/*"],
         INSIDE + "verify_kernels": ["cpu/csrc/*"],
         INSIDE + "server.playground": ["static/*"],
         INSIDE + "server.experiment.report": ["*.j2"],

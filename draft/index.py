@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from draft.best_first import MAX_CONTEXTS, Child, expand, match_of, share_out, trust
+from draft.lookups import Reader, match_of
 from draft.protocol import Drafter, DraftTask
-from draft.token_index import MAX_CONTEXT_TOKENS, Span, TokenIndex, file_version
+from draft.token_index import IndexText, TokenIndex, file_version
 from specdec.control.inputs import Match
 from specdec.core.fields import MAX_INDEXES
 from specdec.core.sequence import Sequence
@@ -18,25 +20,6 @@ from specdec.errors import ConfigError
 from specdec.models.fim import FimParser, FimParts
 
 _LOG = logging.getLogger(__name__)
-
-
-def children(contexts: Seq[Span], width: int) -> list[Child[Span]]:
-    """The ``width`` likeliest next tokens."""
-    if len(contexts) == 1:  # most nodes of a long chain
-        index, low, high, length, token = contexts[0]
-        options = index.followers(low, high, length, token)
-        if len(options) == 1:
-            ((token, count, behind),) = options
-            return [(trust(length, count), token, [behind])]
-        return share_out([(length, options)], width) if options else []
-    return share_out(_followers(contexts), width)
-
-
-def _followers(contexts: Seq[Span]) -> Iterator[tuple[int, list[tuple[int, int, Span]]]]:
-    for index, low, high, length, token in contexts:
-        options = index.followers(low, high, length, token)
-        if options:
-            yield length, options
 
 
 class IndexShelf:
@@ -85,25 +68,28 @@ class IndexShelf:
         return index
 
 
-class _Reader:
+MAX_CONTEXT_TOKENS = 32  # tokens of a context that are looked up; a longer match predicts no better
+
+
+class IndexReader(Reader):
     """The last tokens of a sequence's text, and the indexes that it may draft from."""
 
-    __slots__ = ("_context", "_indexes", "_n_read", "spans")
-
-    def __init__(self, sequence: Sequence, indexes: list[TokenIndex], fim: FimParser | None) -> None:
-        self._indexes = indexes
+    def __init__(
+        self, library: ctypes.PyDLL, sequence: Sequence, indexes: list[TokenIndex], fim: FimParser | None
+    ) -> None:
+        super().__init__(library, "index")
+        self._match, self._indexes = library.sd_index_match, indexes
+        self._texts = (ctypes.POINTER(IndexText) * len(indexes))(*[ctypes.pointer(index.text) for index in indexes])
         parts = fim.parts(sequence.tokens) if fim else FimParts([], sequence.tokens, [], [])
-        self._context = (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:]
+        self._context = array("i", (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:])
         self._n_read = len(sequence.tokens)
-        self.spans: list[Span] = []  # the longest matches of the text's end, at most MAX_CONTEXTS
 
     def match(self, tokens: Seq[int]) -> Match:
         """Append the new ones of ``tokens``, all of the sequence's, and match the end of the text."""
-        self._context = [*self._context, *tokens[self._n_read :]][-MAX_CONTEXT_TOKENS:]
+        self._context.extend(tokens[self._n_read :])
+        del self._context[:-MAX_CONTEXT_TOKENS]
         self._n_read = len(tokens)
-        found = [span for index in self._indexes for span in index.match(self._context)]
-        self.spans = sorted(found, key=lambda span: -span[3])[:MAX_CONTEXTS]
-        return match_of(self.spans[0][3] if self.spans else 0)
+        return match_of(self._match(self, self._texts, len(self._indexes), *self._context.buffer_info()))
 
 
 class IndexDrafter(Drafter):
@@ -111,9 +97,9 @@ class IndexDrafter(Drafter):
 
     name = "index"
 
-    def __init__(self, shelf: IndexShelf, fim: FimParser | None = None) -> None:
-        self._shelf, self._fim = shelf, fim
-        self._readers: dict[Sequence, _Reader] = {}
+    def __init__(self, library: ctypes.PyDLL, shelf: IndexShelf, fim: FimParser | None = None) -> None:
+        self._native, self._shelf, self._fim = library, shelf, fim
+        self._readers: dict[Sequence, IndexReader] = {}
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether its request allows an index."""
@@ -122,13 +108,13 @@ class IndexDrafter(Drafter):
     def begin(self, sequence: Sequence) -> None:
         """The sequence drafts from the present versions of the indexes until it ends."""
         indexes = self._shelf.get(sequence.request.speculation.indexes)
-        self._readers[sequence] = _Reader(sequence, indexes, self._fim)
+        self._readers[sequence] = IndexReader(self._native, sequence, indexes, self._fim)
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
         return [self._readers[sequence].match(sequence.tokens) for sequence in sequences]
 
     def fill(self, task: DraftTask, tree: TokenTree) -> None:
-        expand(task, tree, self._readers[task.sequence].spans, children)
+        self._readers[task.sequence].fill(task, tree)
 
     def end(self, sequence: Sequence) -> None:
         self._readers.pop(sequence, None)

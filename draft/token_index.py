@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import struct
 import sys
 import zlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,18 @@ from specdec.models.checkpoint import check_regular
 MAGIC = b"specdec index 1\n"
 _LENGTH = struct.Struct("<II")  # bytes of the header, and their CRC-32
 _ALIGN = 16  # bytes
-MAX_CONTEXT_TOKENS = 32  # tokens of a context that are looked up; a longer match predicts no better
-SAMPLES = 16  # occurrences that are inspected of a more frequent context
 
-Span = tuple["TokenIndex", int, int, int, int]
-"""(index, low, high, length, token): entries [low, high) of the suffix array, which share their first ``length``
-tokens. If ``token`` >= 0, only the entries count in which it is the last of these tokens."""
+
+class IndexText(ctypes.Structure):
+    """The mapped arrays of an index. Mirrors IndexText in csrc/index.cpp."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_void_p),  # [n], big-endian
+        ("suffixes", ctypes.c_void_p),  # [n]
+        ("starts", ctypes.c_void_p),  # [separator + 1]
+        ("n", ctypes.c_int64),
+        ("separator", ctypes.c_uint32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,9 @@ class TokenIndex:
         view = memoryview(self._map)
         if check and zlib.crc32(view[self._text :]) != header.checksum:
             raise ConfigError(f"index {path} is damaged (its checksum is wrong); {_WAY_OUT}")
-        self._swapped = view[self._text : sorted_at].cast("I")  # tokens with reversed bytes: faster to read
-        self.suffixes = view[sorted_at:starts_at].cast("I")
-        self._starts = view[starts_at : self._files_at].cast("I")
+        address = np.frombuffer(self._map, np.uint8).ctypes.data
+        arrays = (address + at for at in (self._text, sorted_at, starts_at))
+        self.text = IndexText(*arrays, header.tokens, header.separator)
 
     def _read_header(self) -> tuple[IndexHeader, int]:
         """The header, and the byte at which the text begins."""
@@ -118,99 +123,6 @@ class TokenIndex:
     def tokens(self) -> np.ndarray:
         """The whole text, big-endian uint32 [tokens]."""
         return np.frombuffer(self._map, ">u4", self.header.tokens, self._text)
-
-    def match(self, context: Seq[int]) -> list[Span]:
-        """The longest suffix of ``context`` in the text, and suffixes of half and a quarter of its length that occur
-        more often. Longest first."""
-        context = context[-MAX_CONTEXT_TOKENS:]
-        if not context or max(context) >= self.header.separator or min(context) < 0:
-            return []
-        window = struct.pack(f">{len(context)}I", *context)
-        low, high, length = self._longest(context, window)
-        found: list[Span] = []
-        while length:
-            if not found or high - low > found[-1][2] - found[-1][1]:
-                found.append((self, low, high, length, -1))
-            length //= 2
-            if length:
-                low = self._lower(context[-length], window[-4 * length :])
-                high = self._upper(context[-length], window[-4 * length :], low)
-        return found
-
-    def _longest(self, context: Seq[int], window: bytes) -> tuple[int, int, int]:
-        """(low, high, length): entries of the suffix array that begin with the longest suffix of ``context``.
-
-        Length 0: not even the last token occurs. window: the bytes of ``context``.
-        """
-        data, text, suffixes = self._map, self._text, self.suffixes
-        best = length = 0
-        least, most = 1, len(context)  # the lengths that are still in question
-        while least <= most:
-            middle = min(2 * least - 1, (least + most) // 2)  # most matches are short
-            pattern = window[-4 * middle :]
-            low = self._lower(context[-middle], pattern)
-            start = text + 4 * suffixes[low] if low < len(suffixes) else 0
-            if data[start : start + 4 * middle] == pattern:
-                best, length, least = low, middle, middle + 1
-            else:
-                most = middle - 1
-        if not length:
-            return 0, 0, 0
-        return best, self._upper(context[-length], window[-4 * length :], best), length
-
-    def _lower(self, first: int, pattern: bytes) -> int:
-        """The first entry that is not less than ``pattern``, which begins with token ``first``."""
-        low, high = self._starts[first], self._starts[first + 1]
-        return bisect_left(self.suffixes, pattern, low, high, key=self._slice(0, len(pattern)))
-
-    def _upper(self, first: int, pattern: bytes, low: int) -> int:
-        """The end of the entries from ``low`` on that begin with ``pattern``."""
-        return bisect_right(self.suffixes, pattern, low, self._starts[first + 1], key=self._slice(0, len(pattern)))
-
-    def _slice(self, offset: int, size: int) -> Callable[[int], bytes]:
-        """Function position -> ``size`` bytes of the text from ``offset`` tokens after it."""
-        data, text = self._map, self._text + 4 * offset
-        return lambda p: data[text + 4 * p : text + 4 * p + size]
-
-    def followers(self, low: int, high: int, length: int, token: int) -> list[tuple[int, int, Span]]:
-        """(token, count, context that ends in it) of what follows the span ``(self, low, high, length, token)``.
-
-        For a frequent context, counts are estimated from `SAMPLES` evenly spaced occurrences.
-        """
-        if token >= 0:
-            low, high = self._narrow(low, high, length - 1, token)
-        suffixes, text = self.suffixes, self._swapped
-        first = text[suffixes[low] + length]
-        if first == text[suffixes[high - 1] + length]:
-            token = _swap(first)
-            return [] if token == self.header.separator else [(token, high - low, (self, low, high, length + 1, -1))]
-        size = high - low
-        places = range(low, high) if size <= SAMPLES else [low + i * size // SAMPLES for i in range(SAMPLES)]
-        seen = [text[suffixes[place] + length] for place in places]
-        found: list[tuple[int, int, Span]] = []
-        n, i = len(seen), 0
-        while i < n:
-            swapped, end = seen[i], i + 1
-            while end < n and seen[end] == swapped:
-                end += 1
-            token = _swap(swapped)
-            if token != self.header.separator:
-                count = max(1, (end - i) * (high - low) // n)
-                # The token's first and last entries lie between these samples and their neighbours.
-                least, most = places[i - 1] if i else low, places[end] if end < n else high
-                found.append((token, count, (self, least, most, length + 1, token)))
-            i = end
-        return found
-
-    def _narrow(self, low: int, high: int, offset: int, token: int) -> tuple[int, int]:
-        """The entries in [low, high) with ``token`` after ``offset`` tokens."""
-        pattern, key = struct.pack(">I", token), self._slice(offset, 4)
-        low = bisect_left(self.suffixes, pattern, low, high, key=key)
-        return low, bisect_right(self.suffixes, pattern, low, high, key=key)
-
-
-def _swap(value: int) -> int:
-    return int.from_bytes(value.to_bytes(4, "little"), "big")
 
 
 _WAY_OUT = "delete it and build it again: specdec index PATH... --out FILE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import os
@@ -19,6 +20,7 @@ from draft.grammar import GrammarDrafter
 from draft.head import HeadDrafter, HeadNetwork
 from draft.head_checkpoint import HeadModel, is_head, load_head
 from draft.index import IndexDrafter, IndexShelf
+from draft.lookups import load_lookups
 from draft.model import TAIL_POOL, ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.parallel import ParallelDrafter
@@ -47,7 +49,7 @@ from specdec.engine.numeric_fingerprint import numeric_fingerprint
 from specdec.engine.platform import HostPlatform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, KernelError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.embedding import pooling_by_name
@@ -225,18 +227,28 @@ def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Dra
     Raises:
         ConfigError: a name is unknown, or an index cannot be used.
     """
+
+    def native() -> ctypes.PyDLL:
+        return load_lookups(config.cache_dir)
+
     makers: dict[str, Callable[[], Drafter | None]] = {
         "none": lambda: None,
         "grammar": GrammarDrafter,
         "prediction": PredictionDrafter,
-        "suffix": lambda: SuffixDrafter(config.speculation.shared_tokens, FimParser(tokenizer)),
-        "index": lambda: IndexDrafter(IndexShelf(config.indexes, tokenizer.fingerprint), FimParser(tokenizer)),
+        "suffix": lambda: SuffixDrafter(native(), config.speculation.shared_tokens, FimParser(tokenizer)),
+        "index": lambda: IndexDrafter(
+            native(), IndexShelf(config.indexes, tokenizer.fingerprint), FimParser(tokenizer)
+        ),
         "model": lambda: None,
         "head": lambda: None,
     }
     drafters = {}
     for name in config.drafters if config.speculation.enabled else ():
-        drafter = drafters[name] = makers[name]() if name in makers else OracleDrafter.parse(name)
+        try:
+            drafter = drafters[name] = makers[name]() if name in makers else OracleDrafter.parse(name)
+        except KernelError as error:
+            _LOG.warning("drafter %s is not available: %s", name, error)
+            continue
         if drafter is None and name not in makers:
             known = ", ".join([*makers, "oracle:P"])
             raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from specdec.core.fields import MAX_INDEXES
 from specdec.core.types import SpeculationParams
 from specdec.errors import ConfigError
 from tests.draft.helpers import code_like, make_sequence, propose, replay
+from tests.draft.native_lookups import lookups
 from tests.draft.test_token_index import write
 
 
@@ -24,7 +26,7 @@ def shelf(folder: Path, **files: list[int]) -> IndexShelf:
 
 def drafted(shelf: IndexShelf, prompt: list[int], names: tuple[str, ...] | None = None) -> list[int]:
     """The tokens of a tree of at most three draft nodes."""
-    drafter = IndexDrafter(shelf)
+    drafter = IndexDrafter(lookups(), shelf)
     sequence = make_sequence(prompt, speculation=SpeculationParams(indexes=names))
     drafter.begin(sequence)
     tree = propose(drafter, sequence, nodes=3)
@@ -47,7 +49,24 @@ def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
     assert drafted(both, [1, 2, 3], ("b", "unknown", "b")) == [5]
     assert sorted(drafted(both, [1, 2, 3])) == [4, 5]
     asks_none = make_sequence([1, 2, 3], speculation=SpeculationParams(indexes=()))
-    assert not IndexDrafter(both).serves(asks_none)
+    assert not IndexDrafter(lookups(), both).serves(asks_none)
+
+
+def test_counts_of_a_common_context_are_estimated(tmp_path: Path) -> None:
+    drafter = IndexDrafter(lookups(), shelf(tmp_path, a=[1, 2, 3] * 300 + [1, 2, 4] * 90 + [1, 2, 5] * 2))
+    sequence = make_sequence([9, 1, 2])
+    drafter.begin(sequence)
+    tree = propose(drafter, sequence, nodes=3, depth=1)
+    assert tree.tokens[1:3] == [3, 4]
+    share = [math.exp(score) for score in tree.scores[1:3]]
+    assert 2.4 < (share[0] / share[1]) ** (2 / 3) < 5.5  # by chance, 300 places to 90
+
+
+def test_tokens_beyond_the_vocabulary_are_unknown(tmp_path: Path) -> None:
+    of = shelf(tmp_path, a=[1, 2, 3])
+    assert drafted(of, [1, 2]) == [3]
+    for prompt in ([1, 1000], [1000], [2**30, 2], [4]):
+        assert drafted(of, prompt) == []
 
 
 def test_a_longer_match_counts_more_than_more_texts(tmp_path: Path) -> None:
@@ -56,7 +75,7 @@ def test_a_longer_match_counts_more_than_more_texts(tmp_path: Path) -> None:
 
 
 def test_a_match_grows_with_the_answer(tmp_path: Path) -> None:
-    drafter = IndexDrafter(shelf(tmp_path, a=[1, 2, 3, 4, 5, 50, *[9, 3, 4, 5, 60] * 20]))
+    drafter = IndexDrafter(lookups(), shelf(tmp_path, a=[1, 2, 3, 4, 5, 50, *[9, 3, 4, 5, 60] * 20]))
     sequence = make_sequence([1, 2])
     drafter.begin(sequence)
     for token in (3, 4, 5):
@@ -67,7 +86,7 @@ def test_a_match_grows_with_the_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompt", "match"), [([7], Match.NONE), ([7, 2], Match.WEAK), ([1, 2], Match.STRONG)])
 def test_a_match_says_how_much_text_a_proposal_follows(prompt: list[int], match: Match, tmp_path: Path) -> None:
-    drafter, sequence = IndexDrafter(shelf(tmp_path, a=[1, 2, 3], b=[9, 2, 5])), make_sequence(prompt)
+    drafter, sequence = IndexDrafter(lookups(), shelf(tmp_path, a=[1, 2, 3], b=[9, 2, 5])), make_sequence(prompt)
     drafter.begin(sequence)
     assert drafter.match([sequence]) == [match]
 
@@ -76,7 +95,7 @@ def test_a_match_says_how_much_text_a_proposal_follows(prompt: list[int], match:
 def test_tree_limits_are_obeyed(
     tmp_path_factory: pytest.TempPathFactory, nodes: int, depth: int, width: int, seed: int
 ) -> None:
-    drafter = IndexDrafter(shelf(tmp_path_factory.mktemp("i"), a=code_like(400, 1)))
+    drafter = IndexDrafter(lookups(), shelf(tmp_path_factory.mktemp("i"), a=code_like(400, 1)))
     sequence = make_sequence(code_like(60, seed))
     drafter.begin(sequence)
     propose(drafter, sequence, nodes, depth, width)
@@ -84,7 +103,7 @@ def test_tree_limits_are_obeyed(
 
 def test_an_indexed_text_is_drafted(tmp_path: Path) -> None:
     text = code_like(600, 1)
-    drafter = IndexDrafter(shelf(tmp_path, a=text))
+    drafter = IndexDrafter(lookups(), shelf(tmp_path, a=text))
     assert replay(drafter, make_sequence(text[:50]), text[50:300]) > 4
 
 

@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix
-from draft.suffix import INDEXED_PER_STEP, OWN_TOKENS, SuffixDrafter
+from draft.suffix import INDEXED_PER_STEP, SuffixDrafter, SuffixReader
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
+from tests.draft.native_lookups import lookups
 
 ALONE, SHARED = 0, 262_144  # tokens shared
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 
 
 def drafter(shared_tokens: int = SHARED) -> SuffixDrafter:
-    return SuffixDrafter(shared_tokens)
+    return SuffixDrafter(lookups(), shared_tokens)
 
 
 def begun(of: SuffixDrafter, tokens: list[int], **fields: object) -> Sequence:
@@ -162,7 +163,7 @@ def test_the_prediction_is_a_separate_text() -> None:
 
 @pytest.mark.parametrize("session", ["", "editor"])
 def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
-    suffixes, text = SuffixDrafter(SHARED), code_like(300, 3)
+    suffixes, text = drafter(), code_like(300, 3)
     finish(suffixes, text, session=session)
     if session:
         suffixes._library._shared.clear()  # only the session's own text is left
@@ -197,40 +198,22 @@ def test_a_change_in_a_known_text_costs_only_itself() -> None:
     assert replay(suffixes, make_sequence([9999]), changed) > 8
 
 
-def test_a_cached_conversation_is_indexed_once() -> None:
-    suffixes, earlier = drafter(), code_like(2000, 6)
-    turn = [7001, 7002, *earlier[100:120]]
-
-    def indexed(cached: int) -> int:
-        sequence = make_sequence([*earlier, *turn])
-        sequence.cached_tokens = cached
-        suffixes.begin(sequence)
-        assert propose(suffixes, sequence, nodes=31, width=1).tokens == earlier[119:151]
-        return suffixes._readers[sequence].automaton.size
-
-    assert indexed(1984) == 2000 + len(turn)  # the request that computed its pages still runs
-    finish(suffixes, earlier)
-    assert indexed(1984) == OWN_TOKENS + 16 + len(turn)
-    for cached in (0, OWN_TOKENS, OWN_TOKENS + 8):  # too few: the store is not asked
-        assert indexed(cached) == 2000 + len(turn)
-    earlier[1984 - OWN_TOKENS - 9] = 7003
-    assert indexed(1984) == 2000 + len(turn)  # the store's text is another
-
-
 def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 10)
     suffixes = drafter(ALONE)
     long = begun(suffixes, [*range(100, 135), 100, 101], prediction_ids=tuple(range(200, 205)))
     short = begun(suffixes, [1, 2, 3, 1, 2])
     sizes = []
+    reader = suffixes._readers[long]
+    index = reader.index
+    monkeypatch.setattr(reader, "index", lambda tokens, budget: sizes.append(index(tokens, budget)) or sizes[-1])
     for step in range(6):
         matches = suffixes.match([short, long])
         assert matches == [Match.STRONG, Match.STRONG if step > 3 else Match.NONE]
         ours, theirs = suffixes.propose([make_task(short), make_task(long)])
         assert ours.tokens[:2] == [2, 3]  # the other sequences continue meanwhile
         assert (len(theirs) > 1) == (step > 3)
-        sizes.append(suffixes._readers[long].automaton.size)
-    assert sizes == [5, 15, 25, 35, 43, 43]
+    assert sizes == [5, 10, 10, 10, 8, 0]
     assert theirs.tokens[1] == 102
 
 
@@ -249,11 +232,11 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])
-    (store,) = suffixes._readers[sequence].stores
+    assert written(suffixes, text) == 0
     sizes = []
     for _ in range(4):
         suffixes.match([sequence])
-        sizes.append(store.young.size)
+        sizes.append(written(suffixes, text))
     assert sizes == [15, 31, 40, 40]
 
 
@@ -263,7 +246,12 @@ def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyP
     assert not suffixes.idle()
     suffixes.end(begun(suffixes, text))
     assert [suffixes.idle() for _ in range(4)] == [True, True, False, False]
+    assert written(suffixes, text) == 40
     sequence = begun(suffixes, [1, *text[:5]])  # nothing is left for its first step
     assert suffixes.match([sequence]) == [Match.STRONG]
-    (store,) = suffixes._readers[sequence].stores
-    assert store.young.size == 40
+
+
+def written(of: SuffixDrafter, text: list[int]) -> int:
+    """How many tokens of ``text``, all different, requests without a session can draft from."""
+    stores = of._library.stores(make_sequence([1]).request)
+    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match() for token in text)

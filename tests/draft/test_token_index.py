@@ -1,4 +1,4 @@
-"""Matches in an index file, and errors for a damaged one."""
+"""Contents of an index file, and errors for a damaged one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draft.index_build import suffix_array
-from draft.token_index import MAGIC, MAX_CONTEXT_TOKENS, SAMPLES, IndexedFile, Span, TokenIndex, write_index
+from draft.token_index import MAGIC, IndexedFile, TokenIndex, write_index
 from specdec.errors import ConfigError
 
 SEPARATOR = 10
-texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=1, max_size=4)
 
 
 def write(path: Path, files: list[list[int]], separator: int = SEPARATOR, **header: Any) -> Path:
@@ -30,63 +27,6 @@ def write(path: Path, files: list[list[int]], separator: int = SEPARATOR, **head
     made_of: dict[str, Any] = {"fingerprint": "f", "separator": separator, "roots": ["/r"], "only": [], "exclude": []}
     write_index(path, made_of | header, tokens, suffix_array(tokens), rows)
     return path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("indexes")
-
-
-def occurrences(files: list[list[int]], context: list[int]) -> list[int | None]:
-    """Tokens that followed ``context`` at its occurrences; None: the end of a file."""
-    n = len(context)
-    return [
-        file[at + n] if at + n < len(file) else None
-        for file in files
-        for at in range(len(file) - n + 1)
-        if file[at : at + n] == context
-    ]
-
-
-def counts(index: TokenIndex, span: Span) -> dict[int, int]:
-    return {token: count for token, count, _ in index.followers(*span[1:])}
-
-
-@given(texts, st.lists(st.integers(0, 3), max_size=40))
-def test_it_finds_what_followed_the_longest_suffix(folder: Path, files: list[list[int]], context: list[int]) -> None:
-    index = TokenIndex(write(folder / "index", files))
-    lengths = range(1, min(len(context), MAX_CONTEXT_TOKENS) + 1)
-    longest = max((n for n in lengths if occurrences(files, context[-n:])), default=0)
-    found = index.match(context)
-    assert [span[3] for span in found[:1]] == ([longest] if longest else [])
-    for span in found:
-        length = span[3]
-        followed = occurrences(files, context[-length:])
-        assert span[2] - span[1] == len(followed)
-        if len(followed) <= SAMPLES:
-            expected = {token: followed.count(token) for token in followed if token is not None}
-            assert counts(index, span) == expected
-            for token, count, behind in index.followers(*span[1:]):
-                deeper = occurrences(files, [*context[-length:], token])
-                assert len(deeper) == count
-                if len(deeper) <= SAMPLES:
-                    assert sum(counts(index, behind).values()) == sum(token is not None for token in deeper)
-
-
-def test_counts_of_a_common_context_are_estimated(tmp_path: Path) -> None:
-    files = [[1, 2, 3]] * 300 + [[1, 2, 4]] * 90 + [[1, 2, 5]] * 2
-    index = TokenIndex(write(tmp_path / "index", files))
-    (span,) = index.match([9, 1, 2])
-    found = counts(index, span)
-    assert 260 < found[3] < 340
-    assert 60 < found[4] < 120
-    ((_, _, behind),) = [follower for follower in index.followers(*span[1:]) if follower[0] == 4]
-    assert index.followers(*behind[1:]) == []  # narrowed to its own places, all of which end there
-
-
-def test_tokens_beyond_the_vocabulary_are_unknown(tmp_path: Path) -> None:
-    index = TokenIndex(write(tmp_path / "index", [[1, 2, 3]]))
-    assert index.match([1, SEPARATOR]) == index.match([SEPARATOR + 5, 2]) == index.match([]) == index.match([4]) == []
 
 
 def test_the_index_records_its_sources(tmp_path: Path) -> None:

@@ -37,9 +37,14 @@ def backend_for(processor: str) -> NativeBackend:
 
 
 def compile_library(sources: Path, processor: str | None = "native") -> ctypes.CDLL:
+    """The kernels of ``sources``, see `compile_sources`."""
+    return open_library(compile_sources(sources, processor))
+
+
+def compile_sources(sources: Path, processor: str | None = "native") -> Path:
     """Compile all ``sources`` into one library, once per machine and state of the sources, by the served flags except
-    -O1, which compiles fast and gives the same bits (no flag lets rounding change). ``processor`` None: any of this
-    architecture."""
+    -O1, which compiles fast and gives the same bits (no flag lets rounding change); returns its path. ``processor``
+    None: any of this architecture."""
     march = [] if processor is None else [f"-march={processor}"]
     flags = ["-O1", *march, *(flag for flag in FLAGS if not flag.startswith(("-O", "-march")))]
     files = [str(path) for path in sorted(sources.glob("*.cpp"))]
@@ -53,4 +58,4 @@ def compile_library(sources: Path, processor: str | None = "native") -> ctypes.C
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             subprocess.run(["g++", *flags, "-o", f"{scratch}/kernels.so", *files], check=True, timeout=280)
             os.replace(f"{scratch}/kernels.so", library)
-    return open_library(library)
+    return library

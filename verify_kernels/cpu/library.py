@@ -75,17 +75,17 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def build_library(cache_dir: Path) -> Path:
-    """Compile `csrc` for this very processor unless that was done before; returns the shared library's path.
+def build_library(cache_dir: Path, sources: Path = SOURCES) -> Path:
+    """Compile ``sources`` for this very processor unless that was done before; returns the shared library's path.
 
     Raises:
         KernelError: no C++ compiler, the compiler failed, or ``cache_dir`` cannot be written.
     """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        raise KernelError("no C++ compiler (g++) found; install one, or set engine.kernels to `reference`")
+        raise KernelError("no C++ compiler (g++) found; install one")
     folder = cache_dir / "kernels"
-    target = folder / f"specdec-{_fingerprint(compiler)}.so"
+    target = folder / f"specdec-{_fingerprint(compiler, sources)}.so"
     try:
         if _is_whole(target):
             return target
@@ -93,11 +93,11 @@ def build_library(cache_dir: Path) -> Path:
         with open(folder / "build.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two processes starting at once: the second finds the first one's build
             if not _is_whole(target):
-                _compile(compiler, folder, target)
+                _compile(compiler, sources, folder, target)
     except OSError as error:
         raise KernelError(
             f"native kernels cannot be built in {folder} ({error.strerror or error}); set engine.cache_dir to a "
-            "folder that this user may write, or engine.kernels to `reference`"
+            "folder that this user may write"
         ) from None
     return target
 
@@ -111,13 +111,13 @@ def _is_whole(library: Path) -> bool:
     return False
 
 
-def _compile(compiler: str, folder: Path, target: Path) -> None:
+def _compile(compiler: str, sources: Path, folder: Path, target: Path) -> None:
     """One compiler per source file, as many at once as there are cores: the first start of all waits for it."""
-    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    files = sorted(sources.glob("*.cpp"), key=lambda path: -path.stat().st_size)
     with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
-        objects = [f"{scratch}/{path.stem}.o" for path in sources]
+        objects = [f"{scratch}/{path.stem}.o" for path in files]
         with ThreadPoolExecutor(usable_cores()) as pool:
-            each = zip(objects, sources, strict=True)
+            each = zip(objects, files, strict=True)
             runs = [pool.submit(_run, scratch, [compiler, *FLAGS, "-c", "-o", out, str(path)]) for out, path in each]
             for run in runs:
                 run.result()
@@ -143,9 +143,9 @@ def _run(scratch: str, command: list[str]) -> None:
         raise KernelError(f"compiling the native kernels failed:\n{errors[-2000:]}")
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, sources: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     digest.update("\0".join((version, platform.machine(), cpu_flags(), *FLAGS)).encode())

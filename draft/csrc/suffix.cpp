@@ -1,0 +1,206 @@
+// What followed the longest suffixes of a sequence in its own text and in stores of earlier texts.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "automaton.h"
+#include "best_first.h"
+
+namespace sd {
+namespace {
+
+// At most `limit` tokens of text. Text is appended to the young generation. When that holds half of the limit, it becomes
+// the old generation, and the previous old one is dropped: an automaton cannot drop single texts, and this takes constant
+// time. Text that is used again is written to the young generation again (`Writer` skips only what that holds), so text in
+// use stays.
+struct Store {
+  explicit Store(int64_t limit) : half(std::max<int64_t>(1, limit / 2)) {}
+
+  int64_t half;
+  std::shared_ptr<Automaton> young = std::make_shared<Automaton>(), old = std::make_shared<Automaton>();
+
+  void make_room() {
+    if (young->size() < half) return;
+    old = std::move(young);
+    young = std::make_shared<Automaton>();
+  }
+
+  void append(int32_t token) {
+    make_room();
+    young->append(token);
+  }
+};
+
+constexpr int KNOWN_TOKENS = 32;    // least length of a match whose tokens are not written again
+constexpr int OVERLAP_TOKENS = 16;  // known tokens written on either side of new ones, so that contexts span the boundary
+
+// Writes a text to a store, except the parts that the store's young generation holds.
+//
+// An editor sends the same file again and again, with small changes. A cursor matches the text ahead of the writing. A
+// token is known if it lies in a match of at least KNOWN_TOKENS, which is decided once the current match, whose start
+// never moves back, begins after it. Between two adjacent matches lies a seam, which is new although both sides are known.
+class Writer {
+ public:
+  Writer(Store* store, const int32_t* tokens, int64_t n)
+      : store_(store), tokens_(tokens, tokens + n), cursor_(store->young), into_(store->young) {}
+
+  // Processes at most `budget` tokens; returns how many are left.
+  int64_t work(int64_t budget) {
+    const int64_t n = tokens_.size();
+    for (int64_t end = std::min(n, read_ + budget); read_ < end;) {
+      if (store_->young != cursor_.automaton) cursor_ = Cursor(store_->young);  // a new generation, which is empty
+      cursor_.step(tokens_[read_++]);
+      const int32_t length = cursor_.length;
+      if (length >= KNOWN_TOKENS) known_ = read_;
+      // No match holds the runs across the start of a match of at most OVERLAP_TOKENS.
+      decide(read_ - length, length <= OVERLAP_TOKENS);
+    }
+    if (read_ == n) decide(n, false);
+    return n - read_;
+  }
+
+ private:
+  void decide(int64_t upto, bool seam) {
+    for (; decided_ < upto; ++decided_) {
+      if (decided_ >= known_ || (seam && decided_ == upto - 1)) {
+        write(decided_);
+        trailing_ = OVERLAP_TOKENS;
+      } else if (trailing_) {
+        write(decided_);
+        --trailing_;
+      }
+    }
+  }
+
+  void write(int64_t at) {
+    store_->make_room();
+    if (written_ != at || store_->young != into_) {
+      into_ = store_->young;
+      if (into_->size()) store_->append(BREAK);
+      for (int64_t i = std::max<int64_t>(0, at - OVERLAP_TOKENS); i < at; ++i) store_->append(tokens_[i]);
+    }
+    store_->append(tokens_[at]);
+    written_ = at + 1;
+  }
+
+  Store* store_;
+  std::vector<int32_t> tokens_;
+  Cursor cursor_;
+  std::shared_ptr<Automaton> into_;  // generation of the last write
+  int64_t read_ = 0;                 // tokens that the cursor has matched
+  int64_t decided_ = 0;              // tokens that are written or skipped: up to the start of the current match
+  int64_t written_ = -1;             // end of the last written run; -1: none
+  int64_t known_ = 0;                // end of the last match of at least KNOWN_TOKENS
+  int64_t trailing_ = 0;             // known tokens left to write after a new one
+};
+
+// The longest suffix of the path to a node that a text holds.
+struct TextContext {
+  std::shared_ptr<Automaton> text;
+  int32_t state, length;
+};
+
+// Indexes the text of a sequence and matches its end in the texts of the stores, which outlive it.
+class SuffixReader : public BestFirst<TextContext> {
+ public:
+  // other: texts of the request beside the sequence's own, each with a BREAK at its end.
+  SuffixReader(std::vector<Store*> stores, const int32_t* other, int64_t n_other)
+      : stores_(std::move(stores)), other_(other, other + n_other) {}
+
+  // Indexes at most `budget` tokens of the other texts and then of `text`; returns their number.
+  int64_t index(const int32_t* text, int64_t n, int64_t budget) {
+    const int64_t before = std::max<int64_t>(0, budget);
+    for (; budget > 0 && !other_.empty(); --budget) {
+      own_->append(other_.front());
+      other_.pop_front();
+    }
+    for (; budget > 0 && indexed_ < n; --budget) own_->append(text[indexed_++]);
+    is_behind_ = !other_.empty() || indexed_ < n;
+    return before - std::max<int64_t>(0, budget);
+  }
+
+  // Looks for the longest suffixes of `text`; returns the tokens of the longest one.
+  int32_t match(const int32_t* text, int64_t n) {
+    std::vector<TextContext> found;
+    const int32_t own = own_->repeated();
+    if (!is_behind_ && own > 0) found.push_back({own_, own, own_->length(own)});
+    const auto current = texts();
+    if (!std::equal(current.begin(), current.end(), cursors_.begin(), cursors_.end(),
+                    [](const auto& text, const Cursor& cursor) { return text == cursor.automaton; })) {
+      std::vector<Cursor> cursors;
+      for (const auto& each : current) {
+        auto known = std::find_if(cursors_.begin(), cursors_.end(), [&](auto& c) { return c.automaton == each; });
+        cursors.push_back(known == cursors_.end() ? Cursor(each) : *known);
+      }
+      cursors_ = std::move(cursors);
+    }
+    for (Cursor& cursor : cursors_) {
+      cursor.follow(text, n);
+      if (cursor.state) found.push_back({cursor.automaton, cursor.state, cursor.length});
+    }
+    return set_roots(std::move(found));
+  }
+
+ protected:
+  std::vector<Child<TextContext>> children(const std::vector<TextContext>& contexts, int32_t width) override {
+    Shares<TextContext> shares;
+    for (const auto& [text, first, matched] : contexts) {
+      int32_t state = first, length = matched;
+      std::vector<Follower<TextContext>> followers;
+      while (state > 0) {
+        text->followers(state, [&](int32_t token, int32_t next) {
+          if (token >= 0) followers.push_back({token, text->count(next), {text, next, length + 1}});
+        });
+        if (!followers.empty()) break;
+        state = text->link(state);  // the end of a text: shorter contexts may occur elsewhere too
+        length = text->length(state);
+      }
+      if (!followers.empty() && shares.add(length, followers)) break;
+    }
+    return shares.best(width);
+  }
+
+ private:
+  std::vector<std::shared_ptr<Automaton>> texts() const {
+    std::vector<std::shared_ptr<Automaton>> found;
+    for (const Store* store : stores_) {
+      for (const auto& each : {store->young, store->old}) {
+        if (each->size()) found.push_back(each);
+      }
+    }
+    return found;
+  }
+
+  std::vector<Store*> stores_;
+  std::deque<int32_t> other_;  // what is left to index of the other texts
+  int64_t indexed_ = 0;        // tokens of the text that are indexed
+  bool is_behind_ = true;      // whether tokens are left to index
+  std::shared_ptr<Automaton> own_ = std::make_shared<Automaton>();
+  std::vector<Cursor> cursors_;
+};
+
+}  // namespace
+}  // namespace sd
+
+extern "C" {
+
+sd::Store* sd_store_new(int64_t limit) { return new sd::Store(limit); }
+void sd_store_free(sd::Store* store) { delete store; }
+
+sd::Writer* sd_writer_new(sd::Store* store, const int32_t* tokens, int64_t n) { return new sd::Writer(store, tokens, n); }
+void sd_writer_free(sd::Writer* writer) { delete writer; }
+int64_t sd_writer_work(sd::Writer* writer, int64_t budget) { return writer->work(budget); }
+
+sd::SuffixReader* sd_suffix_new(sd::Store** stores, int32_t n_stores, const int32_t* other, int64_t n_other) {
+  return new sd::SuffixReader({stores, stores + n_stores}, other, n_other);
+}
+void sd_suffix_free(sd::SuffixReader* reader) { delete reader; }
+int64_t sd_suffix_index(sd::SuffixReader* reader, const int32_t* text, int64_t n, int64_t budget) {
+  return reader->index(text, n, budget);
+}
+int32_t sd_suffix_match(sd::SuffixReader* reader, const int32_t* text, int64_t n) { return reader->match(text, n); }
+int32_t sd_suffix_next(sd::SuffixReader* reader, int32_t node, double score, int32_t width, sd::Candidate* out) {
+  return reader->next(node, score, width, *out);
+}
+}
