@@ -34,21 +34,18 @@ class SuffixReader(Reader):
                 other.append(BREAK)
         handles = (ctypes.c_void_p * len(stores))(*[store._as_parameter_ for store in stores])
         super().__init__(library, "suffix", handles, len(stores), *text_of(other))
-        self._index, self._match = library.sd_suffix_index, library.sd_suffix_match
+        self._match = library.sd_suffix_match
 
     def document(self, tokens: Seq[int]) -> array[int]:
         """The whole text, in the order of the document. tokens: all of the sequence's."""
         self._read(tokens)
         return self._text + self._after
 
-    def index(self, tokens: Seq[int], budget: int) -> int:
-        """Index at most ``budget`` of the sequence's ``tokens``; returns their number."""
+    def match(self, tokens: Seq[int], budget: int) -> int:
+        """Index at most ``budget`` of the sequence's ``tokens`` and look for the longest suffixes of the text; returns
+        the tokens of the longest one."""
         self._read(tokens)
-        return self._index(self, *text_of(self._text), budget)
-
-    def match(self) -> int:
-        """Look for the longest suffixes of the text; returns the tokens of the longest one."""
-        return self._match(self, *text_of(self._text))
+        return self._match(self, *text_of(self._text), budget)
 
     def _read(self, tokens: Seq[int]) -> None:
         self._text.extend(tokens[self._n_read :])
@@ -56,7 +53,7 @@ class SuffixReader(Reader):
 
 
 INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step
-WRITTEN_AT_ONCE = 256  # tokens of finished texts: while idle, since a request may arrive, and at least in each step
+WRITTEN_AT_ONCE = 512  # tokens of finished texts, in a step or while idle, since a request may arrive
 
 
 class SuffixDrafter(Drafter):
@@ -82,12 +79,9 @@ class SuffixDrafter(Drafter):
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
         """See `Drafter`; indexes new tokens and stores finished texts, a bounded number per call."""
-        budget = INDEXED_PER_STEP
-        readers = [self._readers[sequence] for sequence in sequences]
-        for reader, sequence in zip(readers, sequences, strict=True):
-            budget -= reader.index(sequence.tokens, budget)
-        self._library.work(max(budget, WRITTEN_AT_ONCE))
-        return [match_of(reader.match()) for reader in readers]
+        self._library.work(WRITTEN_AT_ONCE)
+        budget = INDEXED_PER_STEP // max(1, len(sequences))
+        return [match_of(self._readers[sequence].match(sequence.tokens, budget)) for sequence in sequences]
 
     def fill(self, task: DraftTask, tree: TokenTree) -> None:
         self._readers[task.sequence].fill(task, tree)

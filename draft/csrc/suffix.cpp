@@ -108,23 +108,17 @@ class SuffixReader : public BestFirst<TextContext> {
   SuffixReader(std::vector<Store*> stores, const int32_t* other, int64_t n_other)
       : stores_(std::move(stores)), other_(other, other + n_other) {}
 
-  // Indexes at most `budget` tokens of the other texts and then of `text`; returns their number.
-  int64_t index(const int32_t* text, int64_t n, int64_t budget) {
-    const int64_t before = std::max<int64_t>(0, budget);
+  // Indexes at most `budget` tokens of the other texts and then of `text`, and looks for the longest suffixes of `text`;
+  // returns the tokens of the longest one.
+  int32_t match(const int32_t* text, int64_t n, int64_t budget) {
     for (; budget > 0 && !other_.empty(); --budget) {
       own_->append(other_.front());
       other_.pop_front();
     }
     for (; budget > 0 && indexed_ < n; --budget) own_->append(text[indexed_++]);
-    is_behind_ = !other_.empty() || indexed_ < n;
-    return before - std::max<int64_t>(0, budget);
-  }
-
-  // Looks for the longest suffixes of `text`; returns the tokens of the longest one.
-  int32_t match(const int32_t* text, int64_t n) {
     std::vector<TextContext> found;
     const int32_t own = own_->repeated();
-    if (!is_behind_ && own > 0) found.push_back({own_, own, own_->length(own)});
+    if (indexed_ == n && own > 0) found.push_back({own_, own, own_->length(own)});
     const auto current = texts();
     if (!std::equal(current.begin(), current.end(), cursors_.begin(), cursors_.end(),
                     [](const auto& text, const Cursor& cursor) { return text == cursor.automaton; })) {
@@ -175,7 +169,6 @@ class SuffixReader : public BestFirst<TextContext> {
   std::vector<Store*> stores_;
   std::deque<int32_t> other_;  // what is left to index of the other texts
   int64_t indexed_ = 0;        // tokens of the text that are indexed
-  bool is_behind_ = true;      // whether tokens are left to index
   std::shared_ptr<Automaton> own_ = std::make_shared<Automaton>();
   std::vector<Cursor> cursors_;
 };
@@ -196,10 +189,9 @@ sd::SuffixReader* sd_suffix_new(sd::Store** stores, int32_t n_stores, const int3
   return new sd::SuffixReader({stores, stores + n_stores}, other, n_other);
 }
 void sd_suffix_free(sd::SuffixReader* reader) { delete reader; }
-int64_t sd_suffix_index(sd::SuffixReader* reader, const int32_t* text, int64_t n, int64_t budget) {
-  return reader->index(text, n, budget);
+int32_t sd_suffix_match(sd::SuffixReader* reader, const int32_t* text, int64_t n, int64_t budget) {
+  return reader->match(text, n, budget);
 }
-int32_t sd_suffix_match(sd::SuffixReader* reader, const int32_t* text, int64_t n) { return reader->match(text, n); }
 int32_t sd_suffix_next(sd::SuffixReader* reader, int32_t node, double score, int32_t width, sd::Candidate* out) {
   return reader->next(node, score, width, *out);
 }

