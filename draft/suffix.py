@@ -52,7 +52,7 @@ class SuffixReader(Reader):
         self._n_read = len(tokens)
 
 
-INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step
+INDEXED_PER_STEP = 4096  # tokens of all sequences together: a long prompt must not delay the step
 WRITTEN_AT_ONCE = 512  # tokens of finished texts, in a step or while idle, since a request may arrive
 
 

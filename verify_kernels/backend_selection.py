@@ -61,7 +61,7 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
             )
         except KernelError as error:
             if choice == "native":
-                raise KernelError(f"{error}; or set engine.kernels to `reference`") from None
+                raise KernelError(f"{error} (or set engine.kernels to `reference`)") from None
             logger.warning("native kernels are not available, falling back to slow reference ones: %s", error)
     return Kernels("reference", lambda: ReferenceBackend(threads), ReferenceSampling(), round_blocks)
 

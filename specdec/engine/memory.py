@@ -114,7 +114,7 @@ class MemoryBudget:
 
 
 _LOG = logging.getLogger(__name__)
-TEXT_TOKEN_BYTES = 150  # of a token of a text in a `SuffixAutomaton`
+TEXT_TOKEN_BYTES = 100  # of a token of a text that is drafted from
 _KV = ("engine.kv_tokens", "engine.kv_dtype")  # settings that decide the size of a cache
 _HOST_KV = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
