@@ -12,7 +12,7 @@ from typing import Any
 from draft.protocol import DraftTask
 from specdec.control.inputs import Match
 from specdec.core.tree import TokenTree
-from verify_kernels.cpu.library import build_library
+from verify_kernels.cpu.library import load_built
 
 SOURCES = Path(__file__).parent / "csrc"
 
@@ -50,9 +50,9 @@ def load_lookups(cache_dir: Path) -> ctypes.PyDLL:
     Its calls take microseconds and keep the interpreter's lock.
 
     Raises:
-        KernelError: it cannot be built.
+        KernelError: it cannot be built or loaded.
     """
-    return open_lookups(build_library(cache_dir, SOURCES))
+    return load_built(cache_dir, SOURCES, open_lookups)
 
 
 def open_lookups(path: Path) -> ctypes.PyDLL:

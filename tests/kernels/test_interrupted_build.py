@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_kernels.cpu import library
+from verify_kernels.cpu.library import build_library
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && exit
@@ -58,15 +58,15 @@ def test_an_interrupted_build_leaves_no_file(number: signal.Signals, tmp_path: P
     wait_for(lambda: not list((tmp_path / "cache" / "kernels").glob("tmp*")))
 
 
-def test_a_library_that_was_cut_off_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_was_cut_off_is_built_again(tmp_path: Path) -> None:
     """Loading one ends the process by SIGBUS."""
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "one.cpp").write_text('extern "C" int one() { return 1; }')
-    monkeypatch.setattr(library, "SOURCES", tmp_path / "csrc")
-    built = library.build_library(tmp_path / "cache")
+    cache, sources = tmp_path / "cache", tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    built = build_library(cache, sources)
     whole, inode = built.read_bytes(), built.stat().st_ino
-    assert library.build_library(tmp_path / "cache").stat().st_ino == inode
+    assert build_library(cache, sources).stat().st_ino == inode
     for size in (len(whole) - 1, len(whole) // 2, 10, 0):
         built.write_bytes(whole[:size])
-        assert library.build_library(tmp_path / "cache") == built
+        assert build_library(cache, sources) == built
         assert len(built.read_bytes()) == len(whole)

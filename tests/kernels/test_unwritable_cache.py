@@ -39,15 +39,14 @@ def test_a_cache_folder_is_all_that_a_build_writes_to(tmp_path: Path, monkeypatc
         f'case "$TMPDIR" in {cache}/*) exec c++ "$@" ;; *) echo "Cannot create temporary file" >&2; exit 1 ;; esac\n'
     )
     compiler.chmod(0o755)
-    monkeypatch.setattr(library, "SOURCES", sources)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert library.build_library(cache).is_file()
+    assert library.build_library(cache, sources).is_file()
 
 
 def test_kernels_that_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged, or in a folder that is mounted `noexec`, where building them again would not help."""
     damaged = tmp_path / "kernels.so"
     damaged.touch()
-    monkeypatch.setattr(library, "build_library", lambda _: damaged)
+    monkeypatch.setattr(library, "build_library", lambda *_: damaged)
     with pytest.raises(KernelError, match=r"delete the file to rebuild it, or set engine\.cache_dir to"):
         load_kernels("native", tmp_path, 1)

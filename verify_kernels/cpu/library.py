@@ -13,14 +13,17 @@ import shutil
 import struct
 import subprocess
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import TypeVar
 
 from specdec.child_python import watched
 from specdec.control_groups import usable_cores
 from specdec.errors import KernelError
 
+Library = TypeVar("Library")
 SOURCES = Path(__file__).parent / "csrc"
 # -ffp-contract=off: a multiply and an add fuse only where the source says so, so the vector and the scalar
 # paths round alike and a result does not depend on how the compiler laid out a loop.
@@ -56,9 +59,14 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
         KernelError: no C++ compiler, the compiler failed, the library does not load, or ``cache_dir`` cannot be
             written.
     """
-    path = build_library(cache_dir)
+    return load_built(cache_dir, SOURCES, open_library)
+
+
+def load_built(cache_dir: Path, sources: Path, opened: Callable[[Path], Library]) -> Library:
+    """What ``opened`` makes of the library that is built of ``sources``. Raises as `load_library`."""
+    path = build_library(cache_dir, sources)
     try:
-        return open_library(path)
+        return opened(path)
     except OSError as error:
         raise KernelError(
             f"native kernels {path} do not load: {error}; delete the file to rebuild it, or set engine.cache_dir to a "
