@@ -110,9 +110,14 @@ def test_suffixes_are_those_of_a_plain_search(seed: int) -> None:
     check_suffixes(lookups(), seed)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("indexes")
+
+
 @given(st.integers(0, 10**9))
-def test_indexes_are_searched_like_plain_texts(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    check_indexes(lookups(), tmp_path_factory.getbasetemp(), seed)
+def test_indexes_are_searched_like_plain_texts(folder: Path, seed: int) -> None:
+    check_indexes(lookups(), folder, seed)
 
 
 AUTOMATON, SUFFIX, INDEX, BEST = "automaton.h", "suffix.cpp", "index.cpp", "best_first.h"
