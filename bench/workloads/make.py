@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate, chain, zip_longest
 
-from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES
+from bench.workloads import CONCURRENT_NAMES, FETCHED_NAMES, WORKLOAD_NAMES
 from bench.workloads.next_edit import edit_prompts
 from bench.workloads.prompts import KINDS, tokenised
 from bench.workloads.workload import Workload, WorkloadUnavailableError, uncounted
+from specdec.errors import ConfigError
 from specdec.load.request import LoadRequest
 from specdec.models.tokenizer import Tokenizer
 
@@ -25,10 +26,14 @@ def prompts_of(kind: str, tokenizer: Tokenizer, count: int, max_tokens: int | No
     problems.
 
     Raises:
+        ConfigError: there is no such kind.
         WorkloadUnavailableError: the prompts are not installed, or the model cannot use them.
     """
     if kind in FETCHED_NAMES:
         return edit_prompts(tokenizer, count, max_tokens)
+    if kind not in KINDS:
+        known = ", ".join(WORKLOAD_NAMES + FETCHED_NAMES)
+        raise ConfigError(f"no workload {kind!r}; there are {known}")
     requests = list(KINDS[kind](max_tokens))
     if kind == "humaneval":
         count = min(count, len(requests))
@@ -46,6 +51,7 @@ def make_workload(
     every omitted part with the reason. at_once: concurrent prompts of a concurrent workload.
 
     Raises:
+        ConfigError: there is no such workload.
         WorkloadUnavailableError: no part of it is available.
     """
     if name in CONCURRENT_NAMES:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 from typing import NamedTuple
 
 from bench.workloads.workload import WorkloadUnavailableError, source_of
+from server.completion.documents import FillMode, Gap
+from server.completion.prompt_packer import PromptPacker
 from specdec.client.prompt import ChatTurn, Fim
 from specdec.load.request import LoadRequest
-from specdec.models.fim import FimTokens
 from specdec.models.tokenizer import Tokenizer
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -145,6 +146,7 @@ LINES = (2, 1, 3, 4)  # desired lengths of a file's holes
 MAX_LINES = 6
 PREFIX_CHARACTERS, SUFFIX_CHARACTERS = 4000, 1200
 FIM_MAX_TOKENS = 64
+FIM_PROMPT_TOKENS = 4096  # room for prefix and suffix
 TYPED = (0.0, 0.2, 0.4, 0.6)  # shares of the missing text that are typed when the editor asks
 
 
@@ -259,12 +261,13 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> LoadRequest:
         WorkloadUnavailableError: the model has no chat template, or no fill-in-the-middle tokens.
     """
     ends: tuple[int, ...] = ()
+    ids: Sequence[int]
     if request.chat:
         if not tokenizer.has_chat_template:
             raise WorkloadUnavailableError("the model has no chat template; choose an instruct model")
         ids = tokenizer.encode_chat([{"role": turn.role, "content": turn.content} for turn in request.chat])
     elif request.ids:
-        ids = list(request.ids)
+        ids = request.ids
     elif request.gap is not None:
         ids, ends = _fim_ids(request.gap, tokenizer)
     else:
@@ -277,13 +280,10 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> LoadRequest:
     )
 
 
-def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[list[int], tuple[int, ...]]:
-    """The prompt of a gap, and the tokens that end a middle."""
-    tokens = FimTokens.of(tokenizer)
-    if not tokens.fills_in:
+def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The prompt of a gap as a server makes it, and the tokens that end a middle."""
+    packer = PromptPacker(tokenizer, FIM_PROMPT_TOKENS)
+    if not packer.fills_in:
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
-    prefix = [tokens.prefix, *tokenizer.encode(gap.prefix, add_special=False)]
-    suffix = [tokens.suffix, *tokenizer.encode(gap.suffix, add_special=False)]
-    middle = [tokens.middle] if tokens.middle >= 0 else []
-    ids = [*suffix, *prefix] if tokens.template.suffix_first else [*prefix, *suffix]
-    return [*ids, *middle], tokens.ends
+    packed = packer.pack(Gap(gap.prefix, gap.suffix), FillMode.MIDDLE, FIM_PROMPT_TOKENS, heal=False)
+    return packed.ids, packed.ends

@@ -20,16 +20,20 @@ from bench.workloads.make import make_workload, prompts_of
 from bench.workloads.prompts import EDITS, FILES, HOLES, MAX_LINES, QUESTIONS, TYPED, _fim_ids, find_holes
 from bench.workloads.workload import WorkloadUnavailableError, source_of
 from specdec.client.prompt import Fim
+from specdec.errors import ConfigError
+from specdec.load.request import LoadRequest
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 
 
-def make_tokenizer(folder: Path, fim: tuple[str, ...] = FIM_TOKENS, chat: bool = True) -> Tokenizer:
+def make_tokenizer(
+    folder: Path, fim: tuple[str, ...] = FIM_TOKENS, chat: bool = True, begins: bool = False
+) -> Tokenizer:
     backend: Backend = make_tiny_tokenizer(folder)
     backend.add_special_tokens([AddedToken(name, special=True) for name in fim])
-    info = TokenizerInfo(bos_id=0, eos_ids=(2,), chat_template=CHAT_TEMPLATE if chat else None)
+    info = TokenizerInfo(bos_id=0, add_bos=begins, eos_ids=(2,), chat_template=CHAT_TEMPLATE if chat else None)
     return Tokenizer(backend.to_str(), info)
 
 
@@ -70,15 +74,21 @@ def test_a_limit_of_tokens_holds_everywhere(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("tokens", "prompt"),
     [
-        (("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
+        (("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), "<[fim-suffix]>b<[fim-prefix]><[fim-middle]>a"),
         (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]b[PREFIX]a"),
-        (FIM_TOKENS, "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
+        (FIM_TOKENS, "<|fim_prefix|><|fim_suffix|>b<|fim_middle|>a"),
     ],
 )
 def test_gaps_have_the_order_of_the_models_template(tokens: tuple[str, ...], prompt: str, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, tokens)
     ids, _ = _fim_ids(Fim("a", "b"), tokenizer)
     assert tokenizer.decode(ids, skip_special=False) == prompt
+
+
+def test_bug_gaps_begin_with_the_token_with_which_the_model_s_texts_do(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path, begins=True)
+    ids, _ = _fim_ids(Fim("a", "b"), tokenizer)
+    assert ids[0] == tokenizer.bos_id
 
 
 def test_humaneval_is_spread_over_the_problems(tokenizer: Tokenizer) -> None:
@@ -128,6 +138,12 @@ def test_bug_too_few_prompts_for_the_concurrent_requests_are_noted_or_refused(to
     assert noted == [f"concurrent/chat: {missing}, because there are only {prompts} prompts"]
     with pytest.raises(WorkloadUnavailableError, match=f"{prompts} prompts .* too few for {prompts + 1} at once"):
         make_workload("concurrent/chat", tokenizer, 4, None, noted.append, at_once=prompts + 1)
+
+
+@pytest.mark.parametrize("name", ["edits", "concurrent/edits", ""])
+def test_bug_an_unknown_workload_is_named(name: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match=f"no workload {name!r}; there are humaneval, edit,"):
+        make_workload(name, tokenizer, 4, None, refuse)
 
 
 def test_nothing_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +207,15 @@ def test_no_holes_in_a_file_without_functions() -> None:
     assert find_holes('def f():\n    """Text."""\n', 3) == []
 
 
+def around(prompt: LoadRequest, tokenizer: Tokenizer) -> tuple[str, str]:
+    """The texts before and after a gap."""
+    text = tokenizer.decode(prompt.ids, skip_special=False)
+    found = re.fullmatch(r"(?:<s>)?<\|fim_prefix\|>(.*)<\|fim_suffix\|>(.*)<\|fim_middle\|>(.*)", text, re.DOTALL)
+    assert found is not None, text
+    above, after, head = found.groups()
+    return above + head, after
+
+
 def test_fill_in_the_middle_gives_what_is_around_the_hole(tokenizer: Tokenizer) -> None:
     prompts = prompts_of("fim", tokenizer, 4)
     assert [p.counted for p in prompts] == [False, True, True, True, False, True]
@@ -198,10 +223,7 @@ def test_fill_in_the_middle_gives_what_is_around_the_hole(tokenizer: Tokenizer) 
     source = source_of("sched:")
     lines = source.splitlines(keepends=True)
     for prompt in prompts[:4]:
-        text = tokenizer.decode(prompt.ids, skip_special=False)
-        before, _, rest = text.removeprefix("<|fim_prefix|>").partition("<|fim_suffix|>")
-        after, middle, end = rest.partition("<|fim_middle|>")
-        assert (middle, end) == ("<|fim_middle|>", "")
+        before, after = around(prompt, tokenizer)
         first, last = map(int, prompt.name.rpartition(":")[2].split("-"))
         whole = "".join(lines[: first - 1])
         indent = before[len(before.rstrip(" ")) :]
@@ -238,13 +260,11 @@ def test_names_are_light() -> None:
 def test_typing_asks_again_with_more_of_the_text_there(tokenizer: Tokenizer) -> None:
     prompts = prompts_of("typing", tokenizer, 9)
     assert len([p for p in prompts if p.counted]) == 9
-    mark = tokenizer.token_id("<|fim_suffix|>")
     for first, *later in zip(*[iter(prompts)] * len(TYPED), strict=True):
         assert not first.counted
         assert all(p.counted and p.session == first.session for p in later)
-        befores = [tokenizer.decode(p.ids[1 : p.ids.index(mark)]) for p in (first, *later)]
-        ends = {p.ids[p.ids.index(mark) :] for p in (first, *later)}
-        assert len(ends) == 1, "what is behind the cursor stays"
+        befores, afters = zip(*(around(prompt, tokenizer) for prompt in (first, *later)), strict=True)
+        assert len(set(afters)) == 1, "what is behind the cursor stays"
         source = source_of(first.session or "")
         for shorter, longer in pairwise(befores):
             assert len(longer) > len(shorter) - 8  # the window of the prefix moves on
