@@ -20,7 +20,6 @@ from server.experiment.records import (
     RecordLog,
     RecordWriter,
     RunClock,
-    make_record,
 )
 from specdec.load.request import Outcome
 from specdec.load.request import Record as Seen
@@ -95,25 +94,22 @@ def record_of(
     scheduled: bool,
     by_ids: bool,
 ) -> Record:
-    """The record of ``seen``, the outcome of a request, which is named after its pair.
+    """The record of ``seen``, the outcome of a request.
 
     clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
     else by text. The server's queue time counts from the sending: a connection may take time.
     """
-    return make_record(
-        f"{seen.name}/{choice.arm}",
-        choice,
-        clock,
-        arrival_s=seen.sent_s,
-        scheduled_s=seen.due_s if scheduled else None,
-        started_s=None if seen.queue_ms is None else seen.sent_s + seen.queue_ms / 1e3,
-        first_token_s=seen.chunk_s[0] if seen.chunk_s else None,
-        end_s=seen.end_s,
+    return Record(
+        **choice._asdict(),
+        arrival=clock.at(seen.sent_s),
+        scheduled=clock.at(seen.due_s) if scheduled else None,
+        started=None if seen.queue_ms is None else clock.at(seen.sent_s + seen.queue_ms / 1e3),
+        first_token=clock.at(seen.chunk_s[0]) if seen.chunk_s else None,
+        end=clock.at(seen.end_s),
         tokens=seen.output_tokens,
         cached_tokens=seen.cached_tokens,
         accepted=seen.accepted,
         token_hash=_output_hash(seen, by_ids) if seen.ok else b"",
-        pair=seen.name,
         status=_STATUS[seen.outcome],
         error=seen.error,
     )

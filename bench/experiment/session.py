@@ -92,10 +92,11 @@ class PairedRun:
         records, scheduled = [], self._config.load.open_loop
         for _, ask in turn.asks:
             for side, found in zip(self._arms, seen, strict=True):
-                choice = Choice(side.name, ask.session, warm_up=warm_up)
-                records.append(
-                    record_of(found[ask.name], choice, self._clock, scheduled=scheduled, by_ids=self._by_ids)
+                choice = Choice(
+                    side.name, ask.session, warm_up=warm_up, request=f"{ask.name}/{side.name}", pair=ask.name
                 )
+                answer = found[ask.name]
+                records.append(record_of(answer, choice, self._clock, scheduled=scheduled, by_ids=self._by_ids))
         self._folder.write(records)
         self.progress.add(records)
         self._watch(self.progress)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from server.frame_files import FrameFiles, NumberedWriter
 from specdec.errors import SpecdecError
@@ -83,42 +83,29 @@ class RunClock:
         self._offset_s = time.time() - started_s - clock()
 
     def now(self) -> float:
-        return self._clock() + self._offset_s
+        return self.at(self._clock())
 
-    def at(self, clock_s: float) -> float:
-        return clock_s + self._offset_s
+    @overload
+    def at(self, clock_s: float) -> float: ...
+
+    @overload
+    def at(self, clock_s: None) -> None: ...
+
+    def at(self, clock_s: float | None) -> float | None:
+        """A time of ``clock`` on this axis; None: a point that was not reached."""
+        return None if clock_s is None else clock_s + self._offset_s
 
 
 class Choice(NamedTuple):
+    """The fields of a request's `Record` that are known before it runs."""
+
     arm: str
     key: str = ""  # digest of the assigned unit; empty: the request itself
     block: int = NO_BLOCK
     warm_up: bool = False  # not analysed: caches are cold, or the previous block is too near
-
-
-def make_record(
-    request: str,
-    choice: Choice,
-    clock: RunClock,
-    *,
-    arrival_s: float,
-    end_s: float,
-    scheduled_s: float | None = None,
-    started_s: float | None = None,
-    first_token_s: float | None = None,
-    **seen: Any,
-) -> Record:
-    """The record of a request that ended. Times are ``clock``'s, None if not reached; ``seen``: the other fields of
-    `Record`."""
-
-    def at(clock_s: float | None) -> float | None:
-        return None if clock_s is None else clock.at(clock_s)
-
-    return Record(
-        request=request, arm=choice.arm, key=choice.key, block=choice.block, warm_up=choice.warm_up,
-        arrival=clock.at(arrival_s), scheduled=at(scheduled_s), started=at(started_s), first_token=at(first_token_s),
-        end=at(end_s), **seen,
-    )  # fmt: skip
+    overridden: bool = False
+    request: str = ""
+    pair: str = ""
 
 
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(Record))

@@ -1,4 +1,4 @@
-"""A request's participation in an experiment, its record, and the thread that writes records."""
+"""The record of a request in an experiment, and the thread that writes records."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 from server.errors import RECORDS_FILE, FileErrors
-from server.experiment.records import CANCELLED, Choice, Record, RecordWriter, RunClock, make_record
+from server.experiment.records import CANCELLED, Choice, Record, RecordWriter, RunClock
 from server.observe.records import RequestRecord
 from specdec.core.types import Finished, FinishReason
 from specdec.errors import RequestError
@@ -19,38 +18,26 @@ from specdec.errors import RequestError
 _LOG = logging.getLogger(__name__)
 
 
-class Participation(NamedTuple):
-    name: str  # unique in the experiment, across restarts
-    choice: Choice
-    overridden: bool  # its caller chose the arm
-
-
-def record_of(part: Participation, seen: RequestRecord, clock: RunClock) -> Record:
+def record_of(choice: Choice, seen: RequestRecord, clock: RunClock) -> Record:
     started = seen.started
     status, error = _status(seen)
-    return make_record(
-        part.name,
-        part.choice,
-        clock,
-        arrival_s=seen.began_s,
-        started_s=None if started is None else seen.made_s + started.queue_ms / 1e3,
-        first_token_s=seen.first_s,
-        end_s=seen.ended_s,
+    return Record(
+        **choice._asdict(),
+        arrival=clock.at(seen.began_s),
+        started=None if started is None else clock.at(seen.made_s + started.queue_ms / 1e3),
+        first_token=clock.at(seen.first_s),
+        end=clock.at(seen.ended_s),
         tokens=seen.output_tokens,
         cached_tokens=0 if started is None else started.cached_tokens,
         accepted=_accepted(seen.finished),
         status=status,
         error=error,
-        overridden=part.overridden,
     )
 
 
-def refused_record(part: Participation, error: RequestError, clock: RunClock, at_s: float) -> Record:
+def refused_record(choice: Choice, error: RequestError, clock: RunClock, at_s: float) -> Record:
     """The record of a request that was refused: its arm was too busy, or down. at_s: monotonic."""
-    return make_record(
-        part.name, part.choice, clock, arrival_s=at_s, end_s=at_s, status=error.reason, error=str(error),
-        overridden=part.overridden,
-    )  # fmt: skip
+    return Record(**choice._asdict(), arrival=clock.at(at_s), end=clock.at(at_s), status=error.reason, error=str(error))
 
 
 def _status(seen: RequestRecord) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from server.experiment.config import Stopping
 from server.experiment.folder import State
 from server.experiment.live.choosing import BlockChooser, EngineSwitch, KeyChooser
 from server.experiment.live.plan import LivePlan
-from server.experiment.live.recording import Participation, RecordSink, record_of, refused_record
+from server.experiment.live.recording import RecordSink, record_of, refused_record
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from server.request_stream import RequestStream
@@ -117,8 +117,8 @@ class RunningExperiment:
             left_s = limit_s - self._earlier_s
             self._timer = asyncio.get_running_loop().call_later(left_s, self._end, "finished", _TIME_OVER)
 
-    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | str:
-        """The request's participation, or why it has none. ``asked``: the arm that its caller requests."""
+    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Choice | str:
+        """The request's arm, or why it has none. ``asked``: the arm that its caller requests."""
         if not self.plan.leaves_free(request):
             return OWN_OPTIONS
         if not self.plan.named("drafters") <= set(self._client.info.drafters):
@@ -131,24 +131,24 @@ class RunningExperiment:
             return NO_PRIORITY
         choice = self._chooser.choose(principal, request)
         if asked is not None:
-            choice = (choice or Choice(asked))._replace(arm=asked)
+            choice = (choice or Choice(asked))._replace(arm=asked, overridden=True)
         if choice is None:
             return NO_ARM
         self._serial += 1
-        return Participation(f"{request.request_id}#{self._run}-{self._serial}", choice, overridden=asked is not None)
+        return choice._replace(request=f"{request.request_id}#{self._run}-{self._serial}")  # unique across restarts
 
-    def put(self, part: Participation, request: Request) -> Request:
+    def put(self, choice: Choice, request: Request) -> Request:
         """``request`` with the options of its arm."""
-        return self.plan.options[part.choice.arm].put(request)
+        return self.plan.options[choice.arm].put(request)
 
-    def refused(self, part: Participation | str, asks_again: bool, error: RequestError) -> None:
-        """The request was refused: the queue was full, or the engine down. part: as `take` returned it."""
+    def refused(self, choice: Choice | str, asks_again: bool, error: RequestError) -> None:
+        """The request was refused: the queue was full, or the engine down. choice: as `take` returned it."""
         make = partial(refused_record, error=error, clock=self._clock, at_s=time.monotonic())
-        self._count(part, asks_again, error, make)
+        self._count(choice, asks_again, error, make)
 
-    def ended(self, part: Participation | str, asks_again: bool, seen: RequestRecord) -> None:
+    def ended(self, choice: Choice | str, asks_again: bool, seen: RequestRecord) -> None:
         """The request has ended, or the engine has refused it."""
-        self._count(part, asks_again, seen.error, partial(record_of, seen=seen, clock=self._clock))
+        self._count(choice, asks_again, seen.error, partial(record_of, seen=seen, clock=self._clock))
 
     async def stop(self) -> str:
         """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
@@ -189,19 +189,19 @@ class RunningExperiment:
 
     def _count(
         self,
-        part: Participation | str,
+        choice: Choice | str,
         asks_again: bool,
         error: RequestError | None,
-        make: Callable[[Participation], Record],
+        make: Callable[[Choice], Record],
     ) -> None:
         """Count a request that has ended as left out, or write its record."""
         if asks_again and isinstance(error, _NO_ROOM):
             return  # its next attempt counts
-        if isinstance(part, str):
-            self.left_out[part] += 1
+        if isinstance(choice, str):
+            self.left_out[choice] += 1
         elif not self._over and not isinstance(error, _CALLERS_OWN):
-            self._recorded[part.choice.arm] += 1
-            self._sink.put(part.choice.arm, partial(make, part))
+            self._recorded[choice.arm] += 1
+            self._sink.put(choice.arm, partial(make, choice))
             if reason := limit_reached(self.plan.config.stopping, self.records, self.ran_s):
                 self._end("finished", reason)
 
@@ -252,21 +252,21 @@ class LiveTraffic:
             return submit(principal, request, supersedes_key)
         call = current_call()
         asked = self._asked(call)
-        parts = [(each, each.take(principal, request, asked.get(each.plan.config.name))) for each in self._running]
+        taken = [(each, each.take(principal, request, asked.get(each.plan.config.name))) for each in self._running]
         changed = request
-        for experiment, part in parts:
-            if not isinstance(part, str):
-                changed = experiment.put(part, changed)
+        for experiment, choice in taken:
+            if not isinstance(choice, str):
+                changed = experiment.put(choice, changed)
         try:
             stream = submit(principal, changed, supersedes_key)
         except RequestError as error:
-            for experiment, part in parts:
-                experiment.refused(part, asks_again, error)
+            for experiment, choice in taken:
+                experiment.refused(choice, asks_again, error)
             raise
         if stream.record is not None:
-            stream.record.when_ended += tuple(partial(experiment.ended, part, asks_again) for experiment, part in parts)
+            stream.record.when_ended += tuple(partial(each.ended, choice, asks_again) for each, choice in taken)
         if call is not None and not call.many:
-            assigned = [(each.plan.config.name, part.choice.arm) for each, part in parts if not isinstance(part, str)]
+            assigned = [(each.plan.config.name, found.arm) for each, found in taken if not isinstance(found, str)]
             call.arm = append_arms(call.arm, assigned)
         return stream
 
