@@ -123,8 +123,8 @@ class Record:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first; None for fewer than two."""
-        if self.output_tokens < 2:
+        """Time per output token after the first; None for fewer than two, and for an answer without text."""
+        if self.output_tokens < 2 or not self.chunk_s:
             return None
         return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1)
 

@@ -180,6 +180,12 @@ def test_goodput(limits: tuple[str, ...], share: float) -> None:
     assert figures["requests_per_s"] == pytest.approx(share * 10 / 1.3, abs=1e-3)
 
 
+def test_bug_an_answer_without_text_has_no_time_per_token() -> None:
+    """Its tokens ended with the answer, as those held back for a stop string: it is not known how long each took."""
+    silent = Record("a", 0.0, end_s=1.0, output_tokens=9)
+    assert (silent.ttft_ms, silent.e2e_ms, silent.tpot_ms) == (1000.0, 1000.0, None)
+
+
 def test_nothing_answered_is_no_result() -> None:
     report = ServeReport(scheduled(FakeServer(), evenly(5, 0.1, "failed")))
     assert report.faults() == ["no request was answered"]
