@@ -118,7 +118,7 @@ def _text(file: Path) -> str:
         data = file.read_bytes()
         if _is_captured(file):
             data = data[: data.rfind(b"\n") + 1]  # a server died within the line behind it, or still writes it
-        return data.decode()
+        return data.decode("utf-8-sig")  # editors on Windows begin files with a mark
     except OSError as error:
         if isinstance(error, FileNotFoundError) and _is_captured(file):  # a running server deletes the oldest
             return ""

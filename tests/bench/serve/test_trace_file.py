@@ -45,6 +45,12 @@ def test_what_a_trace_may_hold(tmp_path: Path) -> None:
     assert (text.text, text.stop, text.prediction, text.session, text.salt) == ("p", ("a",), "b", "s", "t")
 
 
+def test_bug_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt": "p"}\n', encoding="utf-8-sig")
+    assert [timed.ask.text for timed in read_trace(path)] == ["p"]
+
+
 def test_the_example_has_a_long_prompt_that_arrives_while_streams_run() -> None:
     *streams, last = read_trace(Path(__file__).parents[3] / "examples" / "long_prompt.jsonl")
     assert len(streams) == 4
