@@ -76,12 +76,11 @@ def fleet_files(config: ClusterConfig, fleet: Fleet, files: EnvoyFiles) -> dict[
     found: dict[Path, Json] = {}
     clusters: list[Json] = []
     for model in config.models:
-        for release in fleet.releases[model.name]:
+        for name, release in fleet.releases[model.name].items():
             for face in model.ports:
-                service = _service(model.name, release.name, face)
-                pool = fleet.pool(model.name, release.name)
-                path = files.endpoints(model.name, release.name, face)
-                found[path] = {"resources": [_endpoints(service, pool, face)]}
+                service = _service(model.name, name, face)
+                path = files.endpoints(model.name, name, face)
+                found[path] = {"resources": [_endpoints(service, release.pool, face)]}
                 clusters += [_cluster(config, service, face, spread, _watched(path)) for spread in SPREADS]
     found[files.clusters] = {"resources": clusters}
     for model in config.models:
@@ -195,7 +194,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
     replica. Calls without one go to the live release, to the less busy of two replicas."""
     live = fleet.live(model.name)
     least: Json = {
-        "cluster": f"{_service(model.name, live.name, face)}.least",
+        "cluster": f"{_service(model.name, live, face)}.least",
         **_route_settings(config, face),
     }
     routes: list[Json] = [
@@ -209,7 +208,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
         }
         for header in config.routing.affinity_headers
     ]
-    answered_by = [_header(RELEASE_HEADER, live.name)]
+    answered_by = [_header(RELEASE_HEADER, live)]
     routes.append({"match": {"prefix": "/"}, "route": least, "response_headers_to_add": answered_by})
     return {
         "@type": f"{_TYPES}.config.route.v3.RouteConfiguration",

@@ -42,30 +42,43 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release of a model."""
+    """One release of a model, and its replicas."""
 
-    name: str
     weight: int  # share of the sessions, relative to the model's other releases
     fingerprint: str = ""
     """Numeric fingerprint of the first replica that became ready; replicas with another one get no calls."""
+    replicas: tuple[Replica, ...] = ()  # by id
+
+    @property
+    def pool(self) -> tuple[Replica, ...]:
+        """The replicas that may get calls: ready, with the release's fingerprint."""
+        return tuple(replica for replica in self._ready if replica.fingerprint == self.fingerprint)
+
+    @property
+    def misfits(self) -> tuple[Replica, ...]:
+        """Ready replicas that get no calls because their fingerprint differs from the release's."""
+        return tuple(replica for replica in self._ready if replica.fingerprint != self.fingerprint)
+
+    @property
+    def _ready(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.state is ReplicaState.READY]
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas and releases of all models."""
+    """Releases and replicas of all models."""
 
-    replicas: tuple[Replica, ...]
-    releases: Mapping[str, tuple[Release, ...]]  # by model, oldest first
+    releases: Mapping[str, Mapping[str, Release]]  # by model and name, oldest first
     earlier: Mapping[str, Mapping[str, int]]  # weights before their last change, by model and release
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Fleet:
         """The releases of ``config``, without replicas."""
         releases = {
-            model.name: tuple(Release(name, release.weight) for name, release in model.releases.items())
+            model.name: {name: Release(release.weight) for name, release in model.releases.items()}
             for model in config.models
         }
-        return cls((), releases, {})
+        return cls(releases, {})
 
     def release(self, model: str, name: str) -> Release:
         """Returns a release by its name.
@@ -73,57 +86,46 @@ class Fleet:
         Raises:
             ConfigError: there is no such model or release.
         """
-        for release in self._releases_of(model):
-            if release.name == name:
-                return release
-        known = ", ".join(release.name for release in self._releases_of(model))
-        raise ConfigError(f"{model} has no release {name!r}; there are: {known}")
+        if name not in (known := self.weights(model)):
+            raise ConfigError(f"{model} has no release {name!r}; there are: {', '.join(known)}")
+        return self.releases[model][name]
+
+    def weights(self, model: str) -> dict[str, int]:
+        """The weights of a model's releases, oldest first.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        if model not in self.releases:
+            raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(self.releases)}")
+        return {name: release.weight for name, release in self.releases[model].items()}
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Those of all releases."""
+        releases = (release for by_name in self.releases.values() for release in by_name.values())
+        return tuple(replica for release in releases for replica in release.replicas)
 
     def replica(self, replica_id: str) -> Replica | None:
         """Returns a replica by its id, or None."""
         return next((replica for replica in self.replicas if replica.id == replica_id), None)
 
-    def pool(self, model: str, release: str) -> tuple[Replica, ...]:
-        """The replicas that may get calls of ``release``: ready, with the release's fingerprint."""
-        fingerprint = self.release(model, release).fingerprint
-        return tuple(
-            replica
-            for replica in self.replicas
-            if (replica.model, replica.release, replica.fingerprint) == (model, release, fingerprint)
-            and replica.state is ReplicaState.READY
-        )
-
-    @property
-    def misfits(self) -> tuple[Replica, ...]:
-        """Ready replicas that get no calls because their fingerprint differs from their release's."""
-        return tuple(
-            replica
-            for replica in self.replicas
-            if replica.state is ReplicaState.READY
-            and replica.fingerprint != self.release(replica.model, replica.release).fingerprint
-        )
-
-    def live(self, model: str) -> Release:
+    def live(self, model: str) -> str:
         """The release that calls without a session go to: the heaviest that has replicas, else the heaviest. Of two
         equal ones the older."""
-        releases = self._releases_of(model)
-        able = [release for release in releases if release.weight and self.pool(model, release.name)]
-        return max(able or releases, key=lambda release: release.weight)
+        weights = self.weights(model)
+        able = [name for name, weight in weights.items() if weight and self.releases[model][name].pool]
+        return max(able or weights, key=weights.__getitem__)
 
     def shares(self, model: str) -> list[tuple[str, int]]:
         """Releases and their weights, newest first, so that a growing canary keeps its sessions. The share of a release
         without replicas goes to the live release, at the same place in the list."""
-        live = self.live(model)
+        live, oldest_first = self.live(model), [*self.releases[model].items()]
         return [
-            (release.name if self.pool(model, release.name) else live.name, release.weight)
-            for release in reversed(self._releases_of(model))
+            (name if release.pool else live, release.weight)
+            for name, release in reversed(oldest_first)
             if release.weight
         ]
-
-    def _releases_of(self, model: str) -> tuple[Release, ...]:
-        if model not in self.releases:
-            raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(self.releases)}")
-        return self.releases[model]
 
 
 def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
@@ -133,11 +135,12 @@ def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
         ConfigError: there is no such model or release.
     """
     release = fleet.release(replica.model, replica.release)
-    if replica.state is ReplicaState.READY and not release.fingerprint:
-        fleet = _with_release(fleet, replica.model, replace(release, fingerprint=replica.fingerprint))
-    others = tuple(known for known in fleet.replicas if known.id != replica.id)
-    replicas = sorted((*others, replica), key=lambda known: known.id)
-    return replace(fleet, replicas=tuple(replicas))
+    others = (known for known in release.replicas if known.id != replica.id)
+    replicas = tuple(sorted((*others, replica), key=lambda known: known.id))
+    sets_it = replica.state is ReplicaState.READY and not release.fingerprint
+    fingerprint = replica.fingerprint if sets_it else release.fingerprint
+    changed = replace(release, fingerprint=fingerprint, replicas=replicas)
+    return _changed(fleet, replica.model, {replica.release: changed})
 
 
 def without_replica(fleet: Fleet, replica_id: str) -> Fleet:
@@ -146,13 +149,16 @@ def without_replica(fleet: Fleet, replica_id: str) -> Fleet:
     gone = fleet.replica(replica_id)
     if gone is None:
         return fleet
-    fleet = replace(fleet, replicas=tuple(replica for replica in fleet.replicas if replica.id != replica_id))
-    release = fleet.release(gone.model, gone.release)
-    left = [r for r in fleet.replicas if (r.model, r.release) == (gone.model, gone.release) and r.fingerprint]
-    if any(replica.fingerprint == release.fingerprint for replica in left):
-        return fleet
-    waiting = [replica.fingerprint for replica in left if replica.state is ReplicaState.READY]
-    return _with_release(fleet, gone.model, replace(release, fingerprint=waiting[0] if waiting else ""))
+    former = fleet.release(gone.model, gone.release)
+    left = replace(former, replicas=tuple(replica for replica in former.replicas if replica.id != replica_id))
+    if all(replica.fingerprint != former.fingerprint for replica in left.replicas):
+        left = replace(left, fingerprint=left.misfits[0].fingerprint if left.misfits else "")
+    return _changed(fleet, gone.model, {gone.release: left})
+
+
+def _changed(fleet: Fleet, model: str, releases: Mapping[str, Release]) -> Fleet:
+    """With other ``releases`` of a model, new ones behind those that there are."""
+    return replace(fleet, releases={**fleet.releases, model: {**fleet.releases.get(model, {}), **releases}})
 
 
 def draining(fleet: Fleet, replica_id: str) -> Fleet:
@@ -170,10 +176,7 @@ def draining(fleet: Fleet, replica_id: str) -> Fleet:
 
 def with_release(fleet: Fleet, model: str, name: str) -> Fleet:
     """Adds a release with weight 0, as the newest; an existing one stays as it is."""
-    releases = fleet.releases.get(model, ())
-    if any(release.name == name for release in releases):
-        return fleet
-    return replace(fleet, releases={**fleet.releases, model: (*releases, Release(name, 0))})
+    return fleet if name in fleet.releases.get(model, {}) else _changed(fleet, model, {name: Release(0)})
 
 
 def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
@@ -185,9 +188,9 @@ def without_release(fleet: Fleet, model: str, name: str) -> Fleet:
     release = fleet.release(model, name)
     if release.weight:
         raise ConfigError(f"{model}/{name} has {release.weight} of the sessions; give it the weight 0 first")
-    if any((replica.model, replica.release) == (model, name) for replica in fleet.replicas):
+    if release.replicas:
         raise ConfigError(f"{model}/{name} has replicas; drain them first")
-    left = tuple(kept for kept in fleet.releases[model] if kept.name != name)
+    left = {kept: release for kept, release in fleet.releases[model].items() if kept != name}
     earlier = {which: weights for which, weights in fleet.earlier.items() if which != model or name not in weights}
     return replace(fleet, releases={**fleet.releases, model: left}, earlier=earlier)
 
@@ -199,20 +202,20 @@ def with_weights(fleet: Fleet, model: str, weights: Mapping[str, int]) -> Fleet:
         ConfigError: a release is unknown, no release would have a weight, or the share of a named release without a
             ready replica would grow.
     """
-    former = {release.name: release.weight for release in fleet.releases.get(model, ())}
+    former = fleet.weights(model)
     wanted = {**former, **weights}
     before, after = sum(former.values()) or 1, sum(wanted.values()) or 1
     for name, weight in weights.items():
-        fleet.release(model, name)
-        gain = weight / after - former[name] / before
-        if (gain > _ROUNDING or (weight and not former[name])) and not fleet.pool(model, name):
+        release = fleet.release(model, name)
+        gain = weight / after - release.weight / before
+        if (gain > _ROUNDING or (weight and not release.weight)) and not release.pool:
             raise ConfigError(f"{model}/{name} has no replica that is ready; start some before it gets sessions")
     if not any(wanted.values()):
         raise ConfigError(f"{model}: every release would have the weight 0, and no call could be served")
     if former == wanted:
         return fleet
-    changed = tuple(replace(release, weight=wanted[release.name]) for release in fleet.releases[model])
-    return replace(fleet, releases={**fleet.releases, model: changed}, earlier={**fleet.earlier, model: former})
+    changed = {name: replace(fleet.release(model, name), weight=weight) for name, weight in weights.items()}
+    return replace(_changed(fleet, model, changed), earlier={**fleet.earlier, model: former})
 
 
 _ROUNDING = 0.0051  # above any gain of a share that comes from writing it in percent
@@ -225,7 +228,7 @@ def with_share(fleet: Fleet, model: str, name: str, percent: int) -> Fleet:
         ConfigError: as `with_weights`; or the heaviest other release has too few sessions.
     """
     fleet.release(model, name)
-    weights = {release.name: release.weight for release in fleet.releases[model]}
+    weights = fleet.weights(model)
     whole = sum(weights.values()) or 1
     others = {other: round(100 * weight / whole) for other, weight in weights.items() if other != name}
     if not others:
@@ -243,8 +246,7 @@ def switched(fleet: Fleet, model: str, name: str) -> Fleet:
     Raises:
         ConfigError: as `with_weights`.
     """
-    others = {release.name: 0 for release in fleet.releases.get(model, ())}
-    return with_weights(fleet, model, {**others, name: 100})
+    return with_weights(fleet, model, {**dict.fromkeys(fleet.weights(model), 0), name: 100})
 
 
 def rolled_back(fleet: Fleet, model: str) -> Fleet:
@@ -256,8 +258,3 @@ def rolled_back(fleet: Fleet, model: str) -> Fleet:
     if model not in fleet.earlier:
         raise ConfigError(f"{model}: the weights have not been changed, so there is nothing to go back to")
     return with_weights(fleet, model, fleet.earlier[model])
-
-
-def _with_release(fleet: Fleet, model: str, release: Release) -> Fleet:
-    changed = tuple(release if known.name == release.name else known for known in fleet.releases[model])
-    return replace(fleet, releases={**fleet.releases, model: changed})

@@ -430,9 +430,8 @@ def _deployed(reconciler: Any, model: str, release: str | None) -> Deployment:
         ConfigError: there is no such model or release.
     """
     state = _running(reconciler)
-    if model not in state.fleet.releases:
-        raise ConfigError(f"no model {model!r} in the fleet; there are: {', '.join(state.fleet.releases)}")
-    release = release or max(state.fleet.releases[model], key=lambda each: each.weight).name
+    weights = state.fleet.weights(model)
+    release = release or max(weights, key=weights.__getitem__)
     found = {each.release: each for each in state.deployments.values() if each.model == model}
     if release not in found:
         raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found)}")

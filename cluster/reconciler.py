@@ -106,9 +106,9 @@ class Reconciler:
             return Order(drain=True)
         if known != replica:
             self._observe(with_replica(self.fleet, replica))
-        pool = self.fleet.release(replica.model, replica.release).fingerprint
-        if replica in self.fleet.misfits:
-            return Order(misfit=f"its numeric fingerprint is {replica.fingerprint}, its pool's {pool}")
+        release = self.fleet.release(replica.model, replica.release)
+        if replica in release.misfits:
+            return Order(misfit=f"its numeric fingerprint is {replica.fingerprint}, its pool's {release.fingerprint}")
         return Order()
 
     def leave(self, replica: Replica) -> None:
@@ -174,25 +174,23 @@ class Reconciler:
         """The fleet as JSON: by model its releases, with their replicas and the replicas' load."""
         return {
             model: {
-                release.name: {
+                name: {
                     "weight": release.weight,
                     "fingerprint": release.fingerprint,
                     "replicas": [
-                        self._replica_status(replica)
-                        for replica in self.fleet.replicas
-                        if (replica.model, replica.release) == (model, release.name)
+                        self._replica_status(replica, replica in release.misfits) for replica in release.replicas
                     ],
                 }
-                for release in releases
+                for name, release in releases.items()
             }
             for model, releases in self.fleet.releases.items()
         }
 
-    def _replica_status(self, replica: Replica) -> dict[str, Any]:
+    def _replica_status(self, replica: Replica, refused: bool) -> dict[str, Any]:
         load = self._beats[replica.id].load
         return {
             "id": replica.id,
-            "state": "refused" if replica in self.fleet.misfits else replica.state.value,
+            "state": "refused" if refused else replica.state.value,
             "host": replica.host,
             "http_port": replica.http_port,
             "grpc_port": replica.grpc_port,

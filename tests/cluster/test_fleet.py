@@ -41,27 +41,33 @@ def fleet_of(*replicas: Replica) -> Fleet:
     return fleet
 
 
-def names(replicas: tuple[Replica, ...]) -> list[str]:
-    return [each.id for each in replicas]
+def pool(fleet: Fleet, release: str = "blue") -> list[str]:
+    return [each.id for each in fleet.release("coder", release).pool]
+
+
+def live(fleet: Fleet) -> tuple[str, str]:
+    """The live release and its fingerprint."""
+    name = fleet.live("coder")
+    return name, fleet.release("coder", name).fingerprint
 
 
 def test_only_ready_replicas_get_calls() -> None:
     fleet = fleet_of(replica("a"), replica("b", fingerprint="", state=ReplicaState.STARTING), replica("c"))
-    assert names(fleet.pool("coder", "blue")) == ["a", "c"]
-    assert names(draining(fleet, "a").pool("coder", "blue")) == ["c"]
-    assert names(with_replica(fleet, replica("b")).pool("coder", "blue")) == ["a", "b", "c"]
-    assert names(without_replica(fleet, "c").pool("coder", "blue")) == ["a"]
+    assert pool(fleet) == ["a", "c"]
+    assert pool(draining(fleet, "a")) == ["c"]
+    assert pool(with_replica(fleet, replica("b"))) == ["a", "b", "c"]
+    assert pool(without_replica(fleet, "c")) == ["a"]
 
 
 def test_a_pool_has_one_fingerprint_and_accepts_another_only_when_empty() -> None:
     fleet = fleet_of(replica("a"), replica("b", fingerprint="int8-neon"), replica("g", "green", "int8-neon"))
-    assert names(fleet.pool("coder", "blue")) == ["a"]
-    assert names(fleet.misfits) == ["b"]
-    assert names(draining(fleet, "a").pool("coder", "blue")) == []  # a's open streams must be able to resume
+    assert pool(fleet) == ["a"]
+    assert [misfit.id for misfit in fleet.release("coder", "blue").misfits] == ["b"]
+    assert pool(draining(fleet, "a")) == []  # a's open streams must be able to resume
     alone = without_replica(fleet, "a")
-    assert names(alone.pool("coder", "blue")) == ["b"]
-    assert alone.misfits == ()
-    assert names(fleet.pool("coder", "green")) == ["g"]
+    assert pool(alone) == ["b"]
+    assert alone.release("coder", "blue").misfits == ()
+    assert pool(fleet, "green") == ["g"]
     empty = without_replica(alone, "b")
     assert empty.release("coder", "blue").fingerprint == ""
 
@@ -78,10 +84,10 @@ def test_canary_promotion_and_rollback() -> None:
     assert fleet.shares("coder") == [("blue", 100)]
     canary = with_weights(fleet, "coder", {"blue": 90, "green": 10})
     assert canary.shares("coder") == [("green", 10), ("blue", 90)]
-    assert (canary.live("coder").name, canary.live("coder").fingerprint) == ("blue", "int8-avx512")
+    assert live(canary) == ("blue", "int8-avx512")
     green = switched(canary, "coder", "green")
     assert green.shares("coder") == [("green", 100)]
-    assert green.live("coder").fingerprint == "bf16"
+    assert live(green) == ("green", "bf16")
     assert rolled_back(green, "coder") == replace(canary, earlier=rolled_back(green, "coder").earlier)
     assert rolled_back(rolled_back(green, "coder"), "coder").shares("coder") == [("green", 100)]
 
@@ -115,7 +121,7 @@ def test_a_release_ends_without_replicas() -> None:
     with pytest.raises(ConfigError, match="has replicas"):
         without_release(green, "coder", "blue")
     over = without_release(without_replica(green, "a"), "coder", "blue")
-    assert [release.name for release in over.releases["coder"]] == ["green"]
+    assert [*over.releases["coder"]] == ["green"]
     with pytest.raises(ConfigError, match="nothing to go back to"):
         rolled_back(over, "coder")
 

@@ -192,7 +192,7 @@ async def test_a_canary_gets_its_sessions_by_hash_is_promoted_and_rolled_back(fl
 def saved_weights(fleet: RayFleet) -> dict[str, int]:
     """The weights of the releases in the reconciler's file."""
     state = json.loads(fleet.state_file.read_text())
-    return {release["name"]: release["weight"] for release in state["fleet"]["releases"][MODEL]}
+    return {name: release["weight"] for name, release in state["fleet"]["releases"][MODEL].items()}
 
 
 async def test_a_full_disk_rejects_commands_and_fails_no_call(fleet: RayFleet) -> None:

@@ -75,7 +75,7 @@ class Reconciled:
     @property
     def pool(self) -> list[str]:
         """The replicas that get calls, as written last."""
-        return [replica.id for replica in self.written[-1].pool("coder", "blue")]
+        return [replica.id for replica in self.written[-1].release("coder", "blue").pool]
 
 
 def test_a_replica_gets_calls_from_ready_until_drain() -> None:
