@@ -379,6 +379,8 @@ def _totals(figures: dict[str, Any]) -> list[tuple[str, ...]]:
         ("sent late, ms at p99", *spread_cells(generator["slip_ms"], ["p99"])),
         ("generator late, ms at p99", *spread_cells(generator["lag_ms"], ["p99"])),
     ]
+    if requests["ok"] and not figures["throughput"]["output_tokens_per_s"]:
+        rows.append(("tokens", "the server reported none, so figures of tokens are missing"))
     if "tokens_per_step" in figures:
         rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))
     if figures["refusals"]["n"]:

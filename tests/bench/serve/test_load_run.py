@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.serve.load import RECENT, LoadRun, ServeReport, progress_line
+from bench.serve.load import RECENT, LoadRun, ServeReport, progress_line, report_tables
 from specdec.load.request import LoadRequest, Objective, Record, TimedRequest
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
@@ -184,6 +184,13 @@ def test_bug_an_answer_without_text_has_no_time_per_token() -> None:
     """Its tokens ended with the answer, as those held back for a stop string: it is not known how long each took."""
     silent = Record("a", 0.0, end_s=1.0, output_tokens=9)
     assert (silent.ttft_ms, silent.e2e_ms, silent.tpot_ms) == (1000.0, 1000.0, None)
+
+
+def test_bug_a_server_that_reports_no_tokens_is_said_to() -> None:
+    """As one does that ignores `stream_options`: 0 tokens per second would be a false figure."""
+    for tokens, said in ((0, True), (2, False)):
+        _, totals = report_tables(ServeReport(scheduled(FakeServer(tokens=tokens), evenly(3, 0.1))))
+        assert ("tokens" in dict(map(tuple, totals.rows))) is said
 
 
 def test_nothing_answered_is_no_result() -> None:
