@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic.functional_validators import AfterValidator
 
 from specdec.config import Config, Name, Section, UserPath, check_tls, merged, problems, read_mapping
@@ -17,7 +17,7 @@ from specdec.errors import ConfigError
 # Absolute, because actors of Ray read it too and may run in another folder.
 FixedPath = Annotated[UserPath, AfterValidator(Path.absolute)]
 Face = Literal["http", "grpc"]
-HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$", to_lower=True)]
 WORKSPACE_HEADER, SESSION_HEADER = "x-workspace-id", "x-session-id"
 FIRST_RELEASE = "blue"
 REPLICA_PLACEHOLDER = "{replica}"  # stands for the replica's id in any text of the settings

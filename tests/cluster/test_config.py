@@ -71,7 +71,7 @@ def test_settings_of_a_release_override_the_models(tmp_path: Path) -> None:
         ({"models": [{**CODER, "settings": {"engine": {"treads": 1}}}]}, "settings of release blue: engine.treads"),
         ({"models": [{**CODER, "releases": {"blue": {"weight": 0}}}]}, "releases: at least one needs a weight above 0"),
         ({"models": [{**CODER, "releases": {}}]}, "models.0: releases: at least one needs"),
-        ({"models": [CODER], "routing": {"affinity_headers": ["X-Session"]}}, "routing.affinity_headers.0"),
+        ({"models": [CODER], "routing": {"affinity_headers": ["X Session"]}}, "routing.affinity_headers.0"),
         ({"models": [CODER], "routing": {"retries": 11}}, "routing.retries"),
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
@@ -114,6 +114,12 @@ def test_an_invalid_item_is_the_only_problem(tmp_path: Path, model: Any) -> None
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, {"models": [model]})
     assert ";" not in str(caught.value)
+
+
+def test_bug_headers_are_named_in_any_case(tmp_path: Path) -> None:
+    """Envoy knows them in lower case."""
+    config = load(tmp_path, {"models": [CODER], "routing": {"affinity_headers": ["X-Workspace-Id", "x-user"]}})
+    assert config.routing.affinity_headers == ("x-workspace-id", "x-user")
 
 
 def test_relative_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
