@@ -21,7 +21,7 @@ from server.lsp.documents import (
     read_settings,
 )
 from server.lsp.inline_edits import InlineEdits
-from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
+from server.lsp.session import Answer, Notices, SessionLink, SuggestionRequest
 from specdec.client.client import Client, Outcome
 
 REMEMBERED = 512  # suggestions whose outcome can still be reported
@@ -230,11 +230,7 @@ class Workplace:
         self._notices.over("settings")
         if self._problems:
             self._notices.warn("settings", "; ".join(self._problems))
-        if self.link.settings.mode == "off":
-            self._notices.state(LinkState.OFF)
-            self.link.stop()
-        else:
-            self.link.start()
+        self.link.start()
 
     async def close(self) -> None:
         """Report the remaining outcomes, and end the session."""

@@ -334,45 +334,40 @@ class SessionLink:
         self.model = ""  # of the session; empty before it is set up
         self._session_id = ""
         self._trouble = ""
-        self._poked = asyncio.Event()
+        self._configured = asyncio.Event()  # since `_keep` looked at the settings
         self._keeping: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None  # stopped by `stop`, may still run
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connect, and reconnect after failures."""
+        """Connect, and reconnect after failures, while the settings allow it."""
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(), name="lsp-session-link")
 
-    def stop(self) -> None:
-        """End the session; it can be started again."""
-        if self._keeping is not None:
-            self._ending, self._keeping = self._keeping, None
-            self._ending.cancel()
-            self.reconnect("")  # ends the session at once: it must not become ready any more
-
     async def close(self) -> None:
         """End the session, and wait for its end."""
-        self.stop()
-        if self._ending is not None:
-            await asyncio.wait([self._ending])
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping])
 
     def configure(self, settings: Settings) -> None:
-        """Set the options of later requests. Another cache salt or model starts a new session."""
+        """Set the options of later requests. Another cache salt or model starts a new session; mode off ends it."""
         former, self.settings = self.settings, settings
-        if (former.cache_salt, former.model) != (settings.cache_salt, settings.model):
+        is_another = (former.cache_salt, former.model) != (settings.cache_salt, settings.model)
+        if is_another:
             self._session_id = ""
-            self.reconnect("connecting with the changed settings" if self._keeping else "")
+        if settings.mode == "off":
+            self._end_stream("")
+        elif is_another:
+            self._end_stream("connecting with the changed settings")
         elif self._live is not None and former != settings:
             self._live.configure(settings, self._session_id)
-        self._poked.set()
+        self._configured.set()
 
-    def reconnect(self, trouble: str) -> None:
-        """Replace the stream by a new one; until that is set up, ``trouble`` is reported."""
+    def _end_stream(self, trouble: str) -> None:
+        """End the stream; `_keep` sets up another. Until then ``trouble`` is reported."""
         self._trouble = trouble
         if self._serving is not None:
             self._serving.cancel()
-        self._poked.set()
 
     @property
     def client(self) -> Client | None:
@@ -455,7 +450,7 @@ class SessionLink:
     def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
         """A live server ends every request with a message."""
         if self._live is live and live.heard == heard:
-            self.reconnect("the specdec server does not answer; connecting again")
+            self._end_stream("the specdec server does not answer; connecting again")
 
     async def report(self, suggestion_id: str, outcome: Outcome) -> None:
         """Report the outcome of a suggestion; dropped without a connection."""
@@ -466,24 +461,31 @@ class SessionLink:
 
     async def _keep(self) -> None:
         while True:
-            self._poked.clear()
+            self._configured.clear()
+            if self.settings.mode == "off":
+                self._notices.state(LinkState.OFF)
+                await self._configured.wait()
+                continue
             serving = self._serving = asyncio.create_task(self._serve(), name="lsp-session")
             try:
                 await asyncio.wait([serving])
             finally:
                 serving.cancel()
                 await asyncio.wait([serving])
-            error = None if serving.cancelled() else serving.exception()
+            if serving.cancelled():  # by `_end_stream`
+                if self._trouble:
+                    self._notices.state(LinkState.AWAY, self._trouble)
+                continue
+            error = serving.exception()
             if error is not None and not isinstance(error, CallError):
                 raise error
-            cause = self._trouble if serving.cancelled() else error  # of `reconnect`
-            self._trouble = str(cause or "the specdec server ended the session")
+            self._trouble = str(error or "the specdec server ended the session")
             self._notices.state(LinkState.AWAY, self._trouble)
             lasting = error is not None and error.reached and error.code in _LASTING
             pause_s = _LASTING_PAUSE_S if lasting else self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), pause_s)
+                await asyncio.wait_for(self._configured.wait(), pause_s)
 
     async def _serve(self) -> None:
         async with self._connect() as client, client.completion.session() as call:
@@ -492,8 +494,7 @@ class SessionLink:
             try:
                 await live.run(self.settings, self._session_id)
             finally:
-                if self._live is live:  # else it was stopped, and a new start has a session already
-                    self._live = self._client = None
+                self._live = self._client = None
 
     def _set_up(self, ready: pb.SessionReady) -> None:
         self._session_id, self.model, self._trouble = ready.session_id, ready.model, ""
