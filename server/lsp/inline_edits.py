@@ -86,25 +86,8 @@ class EditHistory:
         return [] if edit is None else [edit]
 
 
-DEBOUNCE_SHARE = 0.25  # of the expected time of an answer: typing then wastes little of the server's time
+DEBOUNCE_SHARE = 0.25  # of the time that an answer takes: typing then wastes little of the server's time
 MAX_DEBOUNCE_S = 0.3
-_LAST_WEIGHT = 0.3  # of the last answer in the estimate
-
-
-class Latency:
-    """Estimates the time of the next answer from those of the last ones."""
-
-    def __init__(self) -> None:
-        self.expected_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        """An answer took so long until its first edit, or its end."""
-        weight = _LAST_WEIGHT if self.expected_s else 1.0
-        self.expected_s += weight * (seconds - self.expected_s)
-
-    def debounce_s(self, least_s: float) -> float:
-        """Time without a change before a request is sent."""
-        return max(least_s, min(MAX_DEBOUNCE_S, self.expected_s * DEBOUNCE_SHARE))
 
 
 class _Prediction:
@@ -161,7 +144,7 @@ class InlineEdits:
     def __init__(self, documents: DocumentTable, link: SessionLink, notices: Notices) -> None:
         self._documents, self._link, self._notices = documents, link, notices
         self.history = EditHistory()
-        self._latency = Latency()
+        self._answer_s = 0.0  # what an answer takes until its first edit, or its end: the last ones weigh most
         self._prediction: _Prediction | None = None
         self._given = ("", 0)  # the last edit: its request's id, and the revision of the text
         self._dismissed: deque[int] = deque(maxlen=_DISMISSED)  # revisions of the texts in which the user dismissed one
@@ -213,7 +196,7 @@ class InlineEdits:
                     return None
                 self.cancel()
                 if not invoked:
-                    await asyncio.sleep(self._latency.debounce_s(self._link.settings.debounce_ms / 1e3))
+                    await asyncio.sleep(self._debounce_s())
                 client = self._link.client
                 if client is None or turn != self._latest or document.revision != revision:
                     return None
@@ -221,7 +204,7 @@ class InlineEdits:
                 begun_s = time.monotonic()
                 edit = await self._next(found)
                 if self._prediction is found:  # else a newer request or a change has ended it
-                    self._latency.add(time.monotonic() - begun_s)
+                    self._answer_s = (self._answer_s + time.monotonic() - begun_s) / 2
         except CallError as error:
             if error.code is not grpc.StatusCode.CANCELLED:  # this client was closed, for another model or server
                 self._notices.edits(str(error))
@@ -236,6 +219,10 @@ class InlineEdits:
             return None
         self._given = (found.request_id, revision)
         return edit, found.request_id
+
+    def _debounce_s(self) -> float:
+        """Time without a change before a request is sent."""
+        return max(self._link.settings.debounce_ms / 1e3, min(MAX_DEBOUNCE_S, self._answer_s * DEBOUNCE_SHARE))
 
     def _wanted(self, document: OpenDocument, invoked: bool) -> bool:
         settings, model = self._link.settings, self._link.model

@@ -15,13 +15,7 @@ from pygls.exceptions import JsonRpcException
 from server.completion.documents import OffsetUnit
 from server.lsp.completer import ACCEPT_COMMAND
 from server.lsp.documents import DocumentTable, OpenDocument, Project, Settings
-from server.lsp.inline_edits import (
-    EDIT_CHARACTERS,
-    MAX_DEBOUNCE_S,
-    RECENT_EDITS,
-    InlineEdits,
-    Latency,
-)
+from server.lsp.inline_edits import EDIT_CHARACTERS, MAX_DEBOUNCE_S, RECENT_EDITS, InlineEdits
 from server.lsp.language_server import DID_DISMISS, INLINE_EDIT
 from server.lsp.session import LinkState, Notices
 from specdec.api.v1 import completion_pb2 as pb
@@ -452,14 +446,8 @@ async def test_settings_decide_where_edits_are_predicted(settings: dict[str, Any
 
 
 def test_the_debounce_follows_the_latency_within_bounds() -> None:
-    latency = Latency()
-    assert latency.debounce_s(0.01) == 0.01
-    latency.add(0.4)
-    assert latency.debounce_s(0.01) == pytest.approx(0.1)
-    for _ in range(20):
-        latency.add(60.0)
-    assert latency.debounce_s(0.01) == MAX_DEBOUNCE_S
-    for _ in range(40):
-        latency.add(0.08)
-    assert latency.debounce_s(0.01) == pytest.approx(0.02, rel=0.1)
-    assert latency.debounce_s(0.5) == 0.5
+    edits = Desk(debounceMs=10).edits
+    for answer_s, debounce_s in ((0.0, 0.01), (0.4, 0.1), (60.0, MAX_DEBOUNCE_S)):
+        edits._answer_s = answer_s
+        assert edits._debounce_s() == pytest.approx(debounce_s)
+    assert Desk(debounceMs=500).edits._debounce_s() == 0.5
