@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import sys
-from functools import partial
+from itertools import cycle
 from typing import Any
 
 import click
@@ -33,10 +33,11 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     from specdec.client.client import Client
     from specdec.client.connection import RetryPolicy
 
-    connect = partial(Client, server, pop_credentials(values), RetryPolicy(attempts=1), workspace=_workspace())
-    connect()  # refuses an empty address, or a file that cannot be read, before the editor waits
+    credentials, workspace = pop_credentials(values), _workspace()
+    Client(server, credentials)  # refuses an empty address, or a file that cannot be read, before the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    code = run_stdio(connect)
+    addresses = cycle(server.split(","))  # each session that ends is followed by one on the next server
+    code = run_stdio(lambda: Client(next(addresses), credentials, RetryPolicy(attempts=1), workspace=workspace))
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting
 

@@ -40,6 +40,14 @@ async def test_a_server_that_starts_late_stops_and_restarts() -> None:
             assert item.insert_text == LINE[3:]
 
 
+async def test_bug_an_editor_went_to_no_other_server_than_the_first() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(f"127.0.0.1:1, {server.address}") as editor:
+        editor.open(text)
+        [item] = await editor.complete(line, character)
+        assert item.insert_text == LINE
+
+
 async def test_after_a_lost_stream_documents_are_found_again() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
