@@ -8,18 +8,18 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdec.cli.options import (
+    Ask,
     ScreenCommand,
     add_engine_options,
+    asks_server,
     credential_options,
-    model_option,
     pop_config,
     pop_credentials,
-    server_option,
 )
 
 if TYPE_CHECKING:
@@ -195,15 +195,12 @@ async def _run(
 
 
 _NO_RESULT, _ENGINE_UNAVAILABLE = "EXPERIMENT_NO_RESULT", "ENGINE_UNAVAILABLE"  # reasons of a `CallError`
-Answer = TypeVar("Answer")
 
 
 @ab_group.command("start")
 @click.argument("plan", type=_FILE)
-@server_option
-@model_option
-@credential_options
-def start_command(plan: Path, server: str, model: str, **credentials: Any) -> None:
+@asks_server
+def start_command(plan: Path, ask: Ask, model: str) -> None:
     """Start or resume the experiment of the file PLAN.
 
     A running server runs it on its own traffic. The key must be marked `admin`. Modes: hash, switchback, aa; see
@@ -212,17 +209,15 @@ def start_command(plan: Path, server: str, model: str, **credentials: Any) -> No
     from specdec.config import read_text
 
     text = read_text(plan, f"{plan}:")
-    _show_status(_ask_when_ready(server, credentials, lambda client: client.experiments.start(text, model=model)))
+    _show_status(_ask_when_ready(ask, lambda client: client.experiments.start(text, model=model)))
 
 
 @ab_group.command("stop")
 @click.argument("name")
-@server_option
-@model_option
-@credential_options
-def stop_command(name: str, server: str, model: str, **credentials: Any) -> None:
+@asks_server
+def stop_command(name: str, ask: Ask, model: str) -> None:
     """Stop the experiment NAME in a running server. Its records stay; starting it again resumes it."""
-    _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name, model=model)))
+    _show_status(ask(lambda client: client.experiments.stop(name, model=model)))
 
 
 @ab_group.command("status")
@@ -230,18 +225,16 @@ def stop_command(name: str, server: str, model: str, **credentials: Any) -> None
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one HTML page, to FILE."
 )
-@server_option
-@model_option
-@credential_options
-def status_command(name: str | None, report: Path | None, server: str, model: str, **credentials: Any) -> None:
+@asks_server
+def status_command(name: str | None, report: Path | None, ask: Ask, model: str) -> None:
     """Show a server's experiments, or the state and figures of NAME."""
     if name is None:
         if report is not None:
             raise click.UsageError("--report: name the experiment")
-        found = _ask(server, credentials, lambda client: client.experiments.every(model=model))
+        found = ask(lambda client: client.experiments.every(model=model))
         click.echo("\n".join(map(_line, found)) or "no experiments")
         return
-    experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, model, report is not None))
+    experiment, text, page = ask(lambda client: _look(client, name, model, report is not None))
     _show_status(experiment)
     click.echo(text)
     if report is not None:
@@ -266,21 +259,14 @@ async def _look(client: Client, name: str, model: str, report: bool) -> tuple[Ex
     return experiment, text, result.report_html
 
 
-def _ask(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
-    """The answer of one call to ``server``. Raises CallError."""
-    from specdec.cli.runners import ask
-
-    return ask(server, pop_credentials(credentials), call)
-
-
-def _ask_when_ready(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
-    """`_ask`; waits while the server's engine loads or restarts. Raises CallError."""
+def _ask_when_ready(ask: Ask, call: Callable[[Client], Awaitable[Experiment]]) -> Experiment:
+    """What ``call`` returns; waits while the server's engine loads or restarts. Raises CallError."""
     from specdec.client.connection import CallError
 
     waits = False
     while True:
         try:
-            return _ask(server, dict(credentials), call)
+            return ask(call)
         except CallError as error:
             if error.reason != _ENGINE_UNAVAILABLE:
                 raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,13 @@ from specdec.config import Config, EngineConfig, ServerConfig, load_config, read
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from specdec.client.client import Client
     from specdec.client.connection import Credentials
 
 
 Command = Callable[..., Any]
+Ask = Callable[[Callable[["Client"], Awaitable[Any]]], Any]
+CONNECT_S = 10.0
 
 
 def check_text(text: str, name: str) -> str:
@@ -359,12 +363,42 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
     Raises:
         click.UsageError: an option means nothing without another, or the key's file is not one.
     """
+    return _credentials(_credential_values(values))
+
+
+def _credentials(given: dict[str, Any]) -> Credentials:
     from specdec.client.connection import Credentials
 
-    key_file, tls, ca, cert, cert_key = _credential_values(values).values()
+    key_file, tls, ca, cert, cert_key = given.values()
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
     return Credentials(given_key("--key-file", key_file), tls or bool(ca or cert), ca, cert, cert_key)
+
+
+def asks_server(command: Command) -> Command:
+    """Add the options of a server to ``command``, which receives ``model``, and ``ask`` in place of the others.
+
+    ``ask(call)`` returns what ``call(client)`` returns, of a client of the server; it raises CallError.
+    """
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, server: str, **values: Any) -> Any:
+        given = _credential_values(values)
+
+        def ask(call: Callable[[Client], Awaitable[Any]]) -> Any:
+            from specdec.client.client import Client
+            from specdec.client.connection import RetryPolicy
+
+            async def run() -> Any:
+                # At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
+                async with Client(server, _credentials(given), RetryPolicy(unreachable=False)) as client:
+                    return await call(client)
+
+            return asyncio.run(run())
+
+        return command(*args, ask=ask, **values)
+
+    return server_option(model_option(credential_options(wrapper)))
 
 
 def refuse_credentials(values: dict[str, Any]) -> None:

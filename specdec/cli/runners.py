@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from server.errors import DeadlinePassedError, unpack_error
+from specdec.cli.options import CONNECT_S
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, GenerateOptions
 from specdec.core.types import Failed, Finished, FinishReason, Request, RequestEvent
-from specdec.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specdec.engine.engine import Engine  # with torch, which a server's clients do without
+    from specdec.models.tokenizer import Tokenizer
 
 
 class LocalRunner:
@@ -63,22 +64,6 @@ class LocalRunner:
             self._engine.abort(request.request_id)  # no-op for a complete request
 
 
-CONNECT_S = 10.0
-# At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
-_RETRY = RetryPolicy(unreachable=False)
-Result = TypeVar("Result")
-
-
-def ask(server: str, credentials: Credentials, call: Callable[[Client], Awaitable[Result]]) -> Result:
-    """What ``call`` returns of a client of ``server``. Raises ConfigError as `RemoteRunner`, and CallError."""
-
-    async def run() -> Result:
-        async with Client(server, credentials, _RETRY) as client:
-            return await call(client)
-
-    return asyncio.run(run())
-
-
 class RemoteRunner:
     """Use as a context manager; leaving ``events`` early cancels the call. ``CallError`` where a server refuses, fails,
     or cannot be reached. ``model``: the name of one of several that the server has.
@@ -88,7 +73,8 @@ class RemoteRunner:
     """
 
     def __init__(self, address: str, credentials: Credentials, model: str = "") -> None:
-        self._client, self._model = Client(address, credentials, _RETRY), model
+        retry = RetryPolicy(unreachable=False)  # as of `asks_server`
+        self._client, self._model = Client(address, credentials, retry), model
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> RemoteRunner:

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import (
+    CONNECT_S,
     TEXT,
+    Ask,
     ScreenCommand,
     add_server_options,
+    asks_server,
     config_options,
-    credential_options,
-    model_option,
     pop_config,
-    pop_credentials,
-    server_option,
 )
 from specdec.config import Config, EngineConfig, ServerConfig
 
@@ -237,19 +236,16 @@ def _program() -> str:
 
 
 @click.command("status")
-@server_option
-@model_option
-@credential_options
+@asks_server
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status_command(server: str, model: str, as_json: bool, **values: Any) -> None:
+def status_command(ask: Ask, model: str, as_json: bool) -> None:
     """Show which models a server runs, and how busy one is now: MODEL, else the first."""
-    from specdec.cli.runners import CONNECT_S, ask
 
     async def look(client: Client) -> tuple[EngineInfo, ServerLoad, dict[str, bool]]:
         info = await client.info(CONNECT_S, model=model)
         return info, await client.load(model=model), await client.readiness(CONNECT_S)
 
-    info, load, ready = ask(server, pop_credentials(values), look)
+    info, load, ready = ask(look)
     if as_json:
         click.echo(json.dumps({"info": asdict(info), "load": asdict(load), "ready": ready}))
         return

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.cli.bench_output import table_console
-from specdec.cli.options import WholeNumber, credential_options, model_option, pop_credentials, server_option
+from specdec.cli.options import CONNECT_S, Ask, WholeNumber, asks_server
 from specdec.core.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
@@ -28,22 +27,17 @@ _FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path
 
 
 @click.group("trace", invoke_without_command=True)
-@server_option
-@credential_options
-@model_option
+@asks_server
 @_LIMIT
 @_JSON
 @click.pass_context
-def trace_group(ctx: click.Context, server: str, model: str, limit: int, as_json: bool, **values: Any) -> None:
+def trace_group(ctx: click.Context, ask: Ask, model: str, limit: int, as_json: bool) -> None:
     """Show the last steps of a server: what was drafted, and predicted against realised tokens and milliseconds."""
     if ctx.invoked_subcommand is not None:
         if any(ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE for name in ctx.params):
             raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
         return
-    from specdec.cli.runners import CONNECT_S, ask
-
-    steps = ask(server, pop_credentials(values), lambda client: client.trace(limit, CONNECT_S, model=model))
-    _show(steps, limit, as_json)
+    _show(ask(lambda client: client.trace(limit, CONNECT_S, model=model)), limit, as_json)
 
 
 @trace_group.command("show")
