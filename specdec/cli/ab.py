@@ -152,6 +152,9 @@ def _servers(
         raise click.UsageError(f"the arms need servers: give one of --url, --a and --b, --target; there is {found}")
     if key_b is not None and pair[0] is None:
         raise click.UsageError("--b-key-file means nothing without --b")
+    for option, model, at in (("--model", values["model"], url or pair[0]), ("--b-model", values["b_model"], pair[1])):
+        if model and not (at or "").startswith("http"):
+            raise click.UsageError(f"{option} is for http:// URLs; over gRPC the server's first model answers")
     if config.assignment.mode == "aa" and pair[0] != pair[1]:
         raise click.UsageError("--b: mode aa compares an arm with itself; give --url")
     servers: tuple[ArmServer, ArmServer] | None = None

@@ -158,8 +158,11 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
 
     speculation, temperature, deadline_s = values["speculation"], values["temperature"], values["deadline"]
     asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
+    over_grpc = ServerUrl.read(values["url"]).protocol == "grpc"
+    if over_grpc and values["model"]:
+        raise click.UsageError("--model is for http:// URLs; over gRPC the server's first model answers")
     if deadline_s is not None:
-        if ServerUrl.read(values["url"]).protocol != "grpc":
+        if not over_grpc:
             raise click.UsageError("--deadline is for grpc:// URLs; over HTTP a request has none")
         asked["timeout_s"] = deadline_s
     # Other servers refuse unknown fields.

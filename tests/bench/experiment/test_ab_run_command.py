@@ -120,6 +120,8 @@ def test_fewer_requests_and_json(server: Faces, plan: Path, tmp_path: Path) -> N
         (("--a", "grpc://h:1"), 2, "--a and --b belong together"),
         (("--url", "grpc://h:1", "--target", "x"), 2, "there is --url and --target"),
         (("--url", "grpc://h:1", "--b-key-file", "{plan}"), 2, "--b-key-file means nothing without --b"),
+        (("--url", "grpc://h:1", "--model", "m"), 2, "--model is for http:// URLs"),
+        (("--url", "http://h:1", "--b-model", "m"), 2, "--b-model is for http:// URLs"),
         (("--url", "nonsense"), 1, "--url (arm 'off'): nonsense: 'nonsense' is neither grpc://"),
         (("--a", "http://h:99999", "--b", "grpc://h:1"), 1, "--a (arm 'off'): http://h:99999: "),
         (("--url", "http://127.0.0.1:1/v1"), 1, "--url (arm 'off'): http://127.0.0.1:1/v1: "),
