@@ -51,16 +51,22 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
     fill_prompt(message, prompt, asked.get("template_variables"))
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
     fill_params(message.sampling, asked.get("sampling", SamplingParams()))
-    message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))
+    stopping = asked.get("stopping", StoppingParams())
+    if isinstance(stopping.stop, str):  # each of its letters would be one
+        raise TypeError(f"stopping.stop: must be a list of texts, such as [{stopping.stop!r}], not a text")
+    message.stopping.SetInParent()
+    fill_params(message.stopping, stopping)
+    if stopping.rules is not None:
+        fill_params(message.stopping, stopping.rules)
     fill_params(message.output, asked.get("output", OutputParams()))
     fill_params(message.speculation, asked.get("speculation", SpeculationParams()))
     fill_values(message, Request, asked)
     message.scheduling.supersedes_key = asked.get("supersedes_key", "")
-    if prediction := asked.get("prediction"):
-        if isinstance(prediction, str):
-            message.prediction.text = prediction
-        else:
-            message.prediction.token_ids.ids.extend(prediction)
+    prediction = asked.get("prediction", "")
+    if isinstance(prediction, str) and prediction:
+        message.prediction.text = prediction
+    elif prediction is not None and len(prediction):
+        _fill_ids(message.prediction.token_ids, prediction, "prediction: must be a text, or token ids")
     if (grammar := asked.get("grammar")) is not None:
         message.grammar.CopyFrom(grammar_message(grammar))
     if (resume := asked.get("resume")) is not None:
@@ -93,26 +99,23 @@ def fill_prompt(message: PromptMessage, prompt: Prompt, variables: Mapping[str, 
         if variables:
             message.chat.template_variables = json.dumps(variables)
     else:
-        message.token_ids.SetInParent()
-        try:
-            if isinstance(prompt, bytes):
-                raise TypeError  # a text that was encoded: its bytes are no token ids
-            message.token_ids.ids.extend([operator.index(token) for token in prompt])  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise TypeError(
-                "prompt: must be a text, a gap, a conversation, or token ids, all of them integers from 0"
-            ) from None
+        _fill_ids(message.token_ids, prompt, "prompt: must be a text, a gap, a conversation, or token ids")
+
+
+def _fill_ids(message: options.TokenIds, tokens: Any, allowed: str) -> None:
+    """Put token ids into ``message``; raises TypeError that begins with ``allowed`` for what are none."""
+    message.SetInParent()
+    try:
+        if isinstance(tokens, bytes):
+            raise TypeError  # a text that was encoded: its bytes are no token ids
+        message.ids.extend([operator.index(token) for token in tokens])
+    except (TypeError, ValueError):
+        raise TypeError(f"{allowed}, all of them integers from 0") from None
 
 
 def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
     """A conversation."""
     return options.ChatPrompt(messages=[options.ChatMessage(role=turn.role, content=turn.content) for turn in turns])
-
-
-def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
-    """When generation ends."""
-    message = fill_params(options.StoppingOptions(), stop)
-    return message if stop.rules is None else fill_params(message, stop.rules)
 
 
 _NUMBERS = dict(result.FinishReason.items())

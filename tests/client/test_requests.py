@@ -43,6 +43,7 @@ from specdec.core.types import (
     SpeculationMode,
     SpeculationParams,
     Started,
+    StoppingParams,
 )
 from tests.fake_engine import INFO
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -122,6 +123,24 @@ def test_token_ids_are_any_integers_and_nothing_else() -> None:
     for other in ([1, 2.0], [1, "a"], *mixed, [-1], [1 << 32], b"text", None, 5):
         with pytest.raises(TypeError, match=r"prompt: must be .* token ids, all of them integers"):
             fill_request(pb.GenerateRequest(), cast(Any, other), {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"prediction": b"text"}, "prediction: must be a text, or token ids, all of them integers"),
+        ({"prediction": [1.5]}, "prediction: must be a text, or token ids, all of them integers"),
+        ({"stopping": StoppingParams(stop=cast(Any, "ab"))}, r"stopping\.stop: must be a list of texts"),
+    ],
+)
+def test_bug_bytes_are_no_prediction_and_a_text_is_no_list_of_stops(asked: GenerateOptions, reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        fill_request(pb.GenerateRequest(), "x", asked)
+
+
+def test_a_prediction_may_be_an_array() -> None:
+    asked = cast(GenerateOptions, {"prediction": np.array([3, 4])})
+    assert fill_request(pb.GenerateRequest(), "x", asked).prediction.token_ids.ids == [3, 4]
 
 
 def test_fill_in_the_middle_uses_the_servers_sampling_by_default() -> None:
