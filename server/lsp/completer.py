@@ -25,7 +25,6 @@ from server.lsp.session import Answer, Notices, SessionLink, SuggestionRequest
 from specdec.client.client import Client, Outcome
 
 REMEMBERED = 512  # suggestions whose outcome can still be reported
-_MAX_UNREPORTED = 256
 Report = Callable[[str, Outcome], Awaitable[None]]
 
 
@@ -86,10 +85,9 @@ class Outcomes:
             self._queue(suggestion_id, "rejected")
 
     def _queue(self, suggestion_id: str, outcome: Outcome) -> None:
-        if len(self._unreported) < _MAX_UNREPORTED:
-            task = asyncio.create_task(self._send(suggestion_id, outcome), name="lsp-outcome")
-            self._unreported.add(task)
-            task.add_done_callback(self._unreported.discard)
+        task = asyncio.create_task(self._send(suggestion_id, outcome), name="lsp-outcome")
+        self._unreported.add(task)
+        task.add_done_callback(self._unreported.discard)
 
     async def _send(self, suggestion_id: str, outcome: Outcome) -> None:
         async with self._turn:

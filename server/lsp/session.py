@@ -137,7 +137,6 @@ class Notices:
 
 
 _LAST_WORD = re.compile(r"\s*\w*\Z")
-_MAX_UNSENT = 64  # messages queued for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
 
@@ -212,11 +211,8 @@ class LiveSession:
         """Send a request."""
         self._requests += 1
         pending = Ask(self._requests, request)
-        if self._unsent.qsize() >= _MAX_UNSENT:
-            pending.end(None)
-        else:
-            self._supersede(pending)
-            self._send(pending)
+        self._supersede(pending)
+        self._send(pending)
         return pending
 
     async def idle(self) -> None:
@@ -355,10 +351,8 @@ class SessionLink:
         is_another = (former.cache_salt, former.model) != (settings.cache_salt, settings.model)
         if is_another:
             self._session_id = ""
-        if settings.mode == "off":
+        if is_another or settings.mode == "off":
             self._end_stream("")
-        elif is_another:
-            self._end_stream("connecting with the changed settings")
         elif self._live is not None and former != settings:
             self._live.configure(settings, self._session_id)
         self._configured.set()
