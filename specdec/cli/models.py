@@ -11,18 +11,12 @@ import click
 from specdec.cli.bench_output import table_console
 from specdec.config import EngineConfig
 
-
-def expand_home(_: click.Context, __: click.Parameter, path: Path) -> Path:
-    """``path`` as the configuration reads one; `Path.expanduser` raises where there is no such user."""
-    return Path(os.path.expanduser(path))
-
-
 CACHE_DIR = click.option(
     "--cache-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=EngineConfig.model_fields["cache_dir"].default,
     show_default=True,
-    callback=expand_home,
+    callback=lambda _, __, path: Path(os.path.expanduser(path)),  # `Path.expanduser` refuses users who do not exist
     help="Where models are kept.",
 )
 
