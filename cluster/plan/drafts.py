@@ -64,9 +64,6 @@ class SimulatedDrafting(Drafting):
         super().__init__(panel, controller)
         self._law, self._overheads, self._rng, self._drawn, self._spend = law, overheads, rng, drawn, spend
 
-    def begin(self, sequence: Sequence) -> None:
-        """Does nothing: there are no drafters."""
-
     def want(self, sequence: Sequence) -> int:
         """The largest recorded tree: the final size depends on the other sequences of the step."""
         return max(0, min(self._law.most, sequence.room - 1))

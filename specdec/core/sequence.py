@@ -91,7 +91,7 @@ class Sequence(PagedTokens):
         self._stop_tokens = frozenset(request.stopping.stop_token_ids)
         self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         self._limit_drafts(speculation)
-        self.history: SequenceHistory | None = None  # the controller's record of it, once it runs
+        self.history: SequenceHistory | None = None  # the controller's record of it, once a decision includes it
         self.rank = (0, 0.0, 0)  # lower first: negated priority, deadline or end of patience, serial number
         self.due_s = 0.0  # from then on no less important sequence takes pages that it lacks
         self.queued_prefill = self.n_prompt - 1  # pending prefill tokens when it last entered the queue

@@ -320,7 +320,7 @@ class Engine:
         for sequence in self._requests.sequences():
             sequence.history = None
             if sequence.first_scheduled_s is not None:
-                self._speculation.drafting.begin(sequence)
+                self._speculation.manager.begin(sequence)
         return self._info
 
     def trace(self, limit: int) -> list[StepTrace]:

@@ -76,12 +76,6 @@ class Drafting:
         self._rest_match = Match.NONE  # the best match for which that holds
         self._paused = 0  # steps left without drafts after a fault
 
-    def begin(self, sequence: Sequence) -> None:
-        """A sequence starts."""
-        if sequence.drafts:
-            sequence.history = self.controller.enter(sequence.request.sampling.temperature)
-        self._manager.begin(sequence)
-
     def want(self, sequence: Sequence) -> int:
         """Maximum draft nodes of ``sequence`` in a step: at most what it may still emit."""
         if not sequence.drafts or not self._manager.may_draft(sequence):
@@ -185,7 +179,7 @@ class Drafting:
 
     def _sequence_inputs(self, entry: PlanEntry, matches: Mapping[str, Match], step_ms: float) -> SequenceInputs:
         seq, manager = entry.seq, self._manager
-        if seq.history is None:  # mode OFF: it takes part in the batch, not in drafting
+        if seq.history is None:  # also of mode OFF: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
         able = [name for name in manager.models if manager.may_propose(name, seq)]
         pending_prefill = {name: manager.pending_prefill(name, seq) for name in able}

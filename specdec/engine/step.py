@@ -139,7 +139,7 @@ class Step:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = self._clock()
             if not sequence.was_set_aside:
-                guarded(self._drafting.begin, sequence)
+                guarded(self._drafters.begin, sequence)
         return plan
 
     def _propose(self, plan: StepPlan, result: StepResult) -> Proposals:
