@@ -193,13 +193,16 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[s
                 with file.open("rb") as lines:
                     for line in lines:
                         try:
-                            value = json.loads(line)
+                            turns = _turns(json.loads(line))
                         except (ValueError, RecursionError):
-                            unread += bool(line.strip())
-                        else:
-                            yield from _value_prompts(value, tokenizer, file.name)
+                            turns = []
+                        unread += bool(line.strip()) and not turns
+                        yield from _turn_prompts(turns, tokenizer, file.name)
                 if unread:
-                    note(f"--texts: {unread} lines of {file} are left out: they are not JSON in UTF-8; convert them")
+                    note(
+                        f"--texts: {unread} lines of {file} are left out: they are not JSON in UTF-8 with a `prompt`, "
+                        "`instruction` or `text`, or `messages` or `conversations` of strings; convert them"
+                    )
             else:
                 yield from _pieces(file.read_text(encoding="utf-8"), tokenizer, file.name)
         except UnicodeDecodeError:
@@ -217,8 +220,7 @@ def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
             yield Prompt((*begin, *piece), len(begin), origin)
 
 
-def _value_prompts(value: Any, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
-    turns = _turns(value) if isinstance(value, dict) else []
+def _turn_prompts(turns: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
     if not all(encodable(text) for turn in turns for text in turn.values()):
         return
     last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
@@ -230,7 +232,9 @@ def _value_prompts(value: Any, tokenizer: Tokenizer, origin: str) -> Iterator[Pr
                 return
 
 
-def _turns(value: dict[str, Any]) -> list[dict[str, str]]:
+def _turns(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, dict):
+        return []
     given = value.get("messages") or value.get("conversations")
     if isinstance(given, list) and all(isinstance(turn, dict) for turn in given):
         roles = [turn.get("role") or turn.get("from") for turn in given]

@@ -152,13 +152,15 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
         {"from": "human", "value": "Go."},
     ]
     breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
+    parts = json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]})
     lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}', r'{"text": "Half \ud83d."}']
+    lines += [parts, '["Hello."]']
     latin = '{"prompt": "café"}'.encode("latin-1")
     (tmp_path / "b.jsonl").write_bytes(b"\n".join([latin, *(line.encode("utf-8") for line in lines)]))
     (tmp_path / "c.txt").write_bytes("Un café au lait, s'il vous plaît. ".encode("latin-1") * 20)
     files, notes = [tmp_path / name for name in ("a.py", "b.jsonl", "c.txt", "gone.md")], list[str]()
     found = list(given_prompts(files, tokenizer, notes.append))
-    assert f"2 lines of {files[1]} are left out: they are not JSON in UTF-8" in notes[0]
+    assert f"5 lines of {files[1]} are left out: they are not JSON in UTF-8 with a `prompt`" in notes[0]
     assert ["not UTF-8" in notes[1], "No such file" in notes[2], len(notes)] == [True, True, 3]
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
