@@ -58,6 +58,8 @@ class MemoryBudget:
     """How the length was chosen."""
     weight_bytes: int = 0
     """Of the target on a CPU."""
+    spare_bytes: int = 0
+    """Left to other programs and models; ``available`` does not include them."""
 
     @property
     def needed(self) -> int:
@@ -83,7 +85,9 @@ class MemoryBudget:
             f"{'  ' + ', '.join(need.options) if need.options else ''}"
             for need in ordered
         ]
-        return [*rows, f"{'together':{width}}  {self.needed / GIB:6.2f} GiB of {self.available / GIB:.2f} available"]
+        spare = f", besides {self.spare_bytes / GIB:.2f} of engine.spare_bytes" if self.spare_bytes else ""
+        together = f"{self.needed / GIB:6.2f} GiB of {self.available / GIB:.2f} available{spare}"
+        return [*rows, f"{'together':{width}}  {together}"]
 
     def summary(self) -> str:
         """One line for people."""
@@ -219,6 +223,7 @@ def plan_memory(
         kv_rule=rule,
         least_kv_tokens=(config.max_context or PAGE_SIZE) + PAGE_SIZE,
         weight_bytes=target.weight_bytes,
+        spare_bytes=config.spare_bytes,
     )
 
 

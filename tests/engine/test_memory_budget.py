@@ -124,6 +124,11 @@ def test_if_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, Pat
         plan_memory(make_config(folders), available=MIB).check()
 
 
+def test_an_error_names_the_memory_that_is_left_to_other_programs(folders: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(ModelError, match=r"GiB of 0\.00 available, besides 64\.00 of engine\.spare_bytes"):
+        plan_memory(make_config(folders, spare_bytes=64 * GIB), available=GIB).check()
+
+
 def test_an_engine_that_does_not_fit_is_rejected_before_loading(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
