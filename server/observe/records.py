@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import MAX_ENGINES_STOPPED, RequestError
@@ -149,7 +149,7 @@ def call_id(given: str) -> str:
     return given[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class CallRecord:
     protocol: str  # `http` or `grpc`
     endpoint: str  # path or method
@@ -159,6 +159,7 @@ class CallRecord:
     many: bool = False  # a session with any number of requests, which `requests` does not hold
     trace_headers: dict[str, str] = field(default_factory=dict)  # W3C trace context of the caller
     attempt: int = 1  # counted by a router that retries
+    span: Any = None  # OpenTelemetry's, with tracing
     trace_id: str = ""  # empty without tracing
     ended_s: float = 0.0  # monotonic seconds
     status: str = ""  # HTTP's number or gRPC's name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -36,8 +35,6 @@ class Spans(TelemetryListener):
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specdec", specdec.__version__)
         self._propagator = TraceContextTextMapPropagator()
-        # A call may end before its request, whose answer another call reads on.
-        self._calls: WeakKeyDictionary[CallRecord, Span] = WeakKeyDictionary()
 
     def call_began(self, call: CallRecord) -> None:
         span = self._tracer.start_span(
@@ -47,11 +44,11 @@ class Spans(TelemetryListener):
             attributes={_PROTOCOL[call.protocol]: call.protocol},
             start_time=_ns(call.at_s),
         )
-        self._calls[call] = span
+        call.span = span
         call.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def request_ended(self, record: RequestRecord) -> None:
-        parent = None if record.call is None else self._calls.get(record.call)
+        parent = None if record.call is None else record.call.span  # which may have ended
         context = None if parent is None else set_span_in_context(parent)
         shift_s = time.time() - time.monotonic()
         span = self._tracer.start_span(
@@ -71,7 +68,7 @@ class Spans(TelemetryListener):
         span.end(_ns(record.ended_s + shift_s))
 
     def call_ended(self, call: CallRecord) -> None:
-        span = self._calls[call]
+        span: Span = call.span
         span.update_name(f"{call.protocol} {call.endpoint}")
         status = int(call.status) if call.protocol == "http" else call.status  # as OpenTelemetry types the two
         span.set_attributes({_STATUS[call.protocol]: status, "gen_ai.request.id": call.request_id})
