@@ -176,6 +176,8 @@ async def whole_answer(
     Raises:
         RequestError: as in `answer`, or with ``all_or_none`` a request was aborted.
     """
+    if not requests:
+        return [], Totals()
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
     async with aclosing(run_requests(call.model.admission, requests, call.supersedes_key, most=most)) as events:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from server.errors import UnknownModelError
 from server.http.answer_parser import Part, Thought, ToolCall, as_object
-from server.http.answering import Answer, Sample, answer
+from server.http.answering import Answer, Sample, answering
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.embeddings import DIMENSIONS, embeddings
 from server.http.errors import LLAMA_TOO_LONG, Refusal
@@ -327,7 +327,7 @@ class OllamaAnswer(Answer):
     ) -> None:
         """model: as the client calls it. requests: none if nothing is to be generated. content: makes text and calls
         the content of a line. has_context: the answer returns all token ids, for the next call."""
-        super().__init__(call, requests, stream=stream)
+        super().__init__(call, requests, stream=stream and bool(requests))
         self._model, self._notes, self._content = model, call.notes(), content
         self.form, self._parser = form, form.parser(whole=True)
         self._context = [*requests[0].prompt_ids] if has_context and requests else None
@@ -343,15 +343,13 @@ class OllamaAnswer(Answer):
         return b""
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        if not samples:  # clients send a request without a prompt to have the model loaded
+            return self._line([], {"done": True, "done_reason": "load"})
         (sample,) = samples
         if self._context is not None:
             self._context += sample.token_ids
         parts, _ = self.form.parse(sample.text)
         return self._end(parts, logprob_fields(sample.logprobs, self._tokenizer), sample.end)
-
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request without a prompt, which clients send to have the model loaded."""
-        return self._line([], {"done": True, "done_reason": "load"})
 
     def _part(self, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A line that others follow."""
@@ -376,23 +374,6 @@ class OllamaAnswer(Answer):
 
     def _line(self, parts: Sequence[Part], rest: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, "created_at": now(), **self._content(parts), **rest}
-
-
-async def _answer(call: Call, form: OllamaAnswer) -> None:
-    if form.requests:
-        await answer(call, form)
-    else:
-        await call.reply(200, form.loaded())
-
-
-async def generate(call: Call) -> None:
-    """Answer a call of /api/generate."""
-    await _answer(call, await parse_generate(call))
-
-
-async def chat(call: Call) -> None:
-    """Answer a call of /api/chat."""
-    await _answer(call, await parse_chat(call))
 
 
 _EMBED: Table = (
@@ -560,10 +541,10 @@ async def version(call: Call) -> None:
 
 
 OLLAMA = (
-    Endpoint("POST", "/api/generate", generate, OLLAMA_ERRORS, "Ollama: continue a text", GENERATE_FIELDS,
-             gated=True),
-    Endpoint("POST", "/api/chat", chat, OLLAMA_ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS, task=Task.CHAT,
-             gated=True),
+    Endpoint("POST", "/api/generate", answering(parse_generate), OLLAMA_ERRORS, "Ollama: continue a text",
+             GENERATE_FIELDS, gated=True),
+    Endpoint("POST", "/api/chat", answering(parse_chat), OLLAMA_ERRORS, "Ollama: answer in a conversation", CHAT_FIELDS,
+             task=Task.CHAT, gated=True),
     Endpoint("POST", "/api/embed", embed, OLLAMA_ERRORS, "Ollama: embeddings of texts", EMBED_FIELDS, task=Task.EMBED,
              gated=True),
     Endpoint("POST", "/api/embeddings", embed_one, OLLAMA_ERRORS, "Ollama: the embedding of a text", OLD_EMBED_FIELDS,
