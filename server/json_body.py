@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,43 +16,27 @@ from specdec.models.tokenizer import Tokenizer
 
 LARGE_BYTES = 1 << 19  # a smaller body is parsed without counting its cost
 MAX_COST = MAX_PROMPT_TOKENS + (1 << 16)
-"""Of a large body, as `ParsingCost` counts: the longest prompt of ids, which orjson parses in 80 ms, and some more."""
+"""Of a large body, by `parsing_costs`: the longest prompt of ids, which orjson parses in 80 ms, and some more."""
 _MARKS = {b",": 1, b"{": 8, b"[": 16, b":": 8}
 _QUOTE = 2
 
 
-class ParsingCost:
-    """How long JSON takes to parse, in numbers of a list that take as long, by what separates its values.
+def parsing_costs(pieces: Iterable[bytes]) -> Iterator[int]:
+    """After each of ``pieces`` of a JSON text, how long the text so far takes to parse: in numbers of a list that take
+    as long, by what separates its values.
 
     Text in strings costs next to nothing, whatever it contains.
     """
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._in_string = False
-        self._left = b""  # a backslash at the end of the last piece
-
-    def add(self, piece: bytes) -> None:
-        """Count the next piece, unless the body costs too much already."""
-        if self.total > MAX_COST:
-            return
-        unescaped = (self._left + piece).replace(rb"\\", b"")
-        self._left = unescaped[-1:] if unescaped.endswith(b"\\") else b""
+    total, in_string, left = 0, False, b""  # left: a backslash at the end of the last piece
+    for piece in pieces:
+        unescaped = (left + piece).replace(rb"\\", b"")
+        left = unescaped[-1:] if unescaped.endswith(b"\\") else b""
         parts = unescaped.removesuffix(b"\\").replace(rb"\"", b"").split(b'"')
-        outside = b"".join(parts[self._in_string :: 2])
+        outside = b"".join(parts[in_string::2])
         quotes = len(parts) - 1
-        self._in_string ^= quotes % 2 == 1
-        self.total += _QUOTE * quotes + sum(cost * outside.count(mark) for mark, cost in _MARKS.items())
-
-    def check(self) -> None:
-        """Refuse a body that would take long to parse, during which nothing else is served.
-
-        Raises:
-            InvalidRequestError: it costs more than `MAX_COST`.
-        """
-        if self.total > MAX_COST:
-            problem = f"has too many values; send at most {MAX_PROMPT_TOKENS} numbers, or fewer other values"
-            raise InvalidRequestError.of("body", problem)
+        in_string ^= quotes % 2 == 1
+        total += _QUOTE * quotes + sum(cost * outside.count(mark) for mark, cost in _MARKS.items())
+        yield total
 
 
 def read_object(data: bytes) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from server.http.errors import CallRefusedError, ClientGoneError, Refusal
 from server.http.fields import ignored_fields
 from server.json_body import (
     LARGE_BYTES,
+    MAX_COST,
     Body,
-    ParsingCost,
     RequestFields,
     Schema,
     Table,
+    parsing_costs,
     read_object,
     read_request,
     write_json,
@@ -31,6 +32,7 @@ from server.json_body import (
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from server.request_fields import NO_PROMPT, schemas, with_fields
 from server.served_model import Models, ServedModel, Task
+from specdec.core.fields import MAX_PROMPT_TOKENS
 from specdec.core.types import Request
 from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
@@ -60,8 +62,6 @@ class Call:
         self._scope, self._receive, self._send = scope, receive, send
         self.path_params: dict[str, str] = scope.get("path_params", {})  # values of the path's placeholders
         self.content = b""  # the body, once it is read
-        self._cost = ParsingCost()
-        self._invalid: InvalidRequestError | None = None  # why a large body is refused
         self._request_id = ""
         self.server = server
         self.model: ServedModel = server.models.first  # the one that the call means
@@ -116,11 +116,8 @@ class Call:
         """The body's JSON object.
 
         Raises:
-            InvalidRequestError: it is not one, or has too many values.
+            InvalidRequestError: it is not one.
         """
-        if self._invalid is not None:
-            raise self._invalid
-        self._cost.check()
         return read_object(self.content)
 
     def notes(self) -> dict[str, Any]:
@@ -182,21 +179,16 @@ class Call:
 
         Raises:
             CallRefusedError: it is too long or compressed, or does not arrive in time.
+            InvalidRequestError: it is long, and has too many values or is not a JSON object.
             ClientGoneError: the client left.
         """
         limit = self.server.max_body_bytes
         pieces: list[bytes] = []
-        uncounted: list[bytes] = []
         size, more = 0, True
         while more:
             data, more = await self._receive_piece()
             pieces.append(data)
-            uncounted.append(data)
             size += len(data)
-            if size > LARGE_BYTES:
-                for piece in uncounted:
-                    self._cost.add(piece)
-                uncounted.clear()
             if size > limit:
                 await self._swallow(more)
                 problem = f"the body exceeds {limit} bytes; shorten it"
@@ -209,13 +201,14 @@ class Call:
             self.content = b"".join(pieces)
             return
         async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
-            await asyncio.sleep(0)
+            for cost in parsing_costs(pieces):
+                if cost > MAX_COST:
+                    problem = f"has too many values; send at most {MAX_PROMPT_TOKENS} numbers, or fewer other values"
+                    raise InvalidRequestError.of("body", problem)
+                await asyncio.sleep(0)
             self.content = b"".join(pieces)
             await asyncio.sleep(0)
-            try:
-                _ = self.data
-            except InvalidRequestError as error:
-                self._invalid = error
+            _ = self.data
             await asyncio.sleep(0)
 
     def ended(self) -> None:
