@@ -1,4 +1,4 @@
-"""AdminService and ExperimentService. `AuthInterceptor` refuses callers that are not operators."""
+"""AdminService and ExperimentService. `CallInterceptor` refuses callers that are not operators."""
 
 from __future__ import annotations
 

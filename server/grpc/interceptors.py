@@ -1,4 +1,4 @@
-"""Interceptors of every gRPC call: its record, its key and its messages."""
+"""Every gRPC call's record, key and messages."""
 
 from __future__ import annotations
 
@@ -48,34 +48,58 @@ _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event lo
 _LARGE_BYTES = 1 << 20  # larger ones are unpacked one at a time: each takes the interpreter for some 10 ms
 
 
-def with_behaviour(handler: Handler, behaviour: Behaviour) -> Handler:
-    """Return a handler of request streams that calls ``behaviour`` with the bytes of the messages."""
-    make: Any = (
-        grpc.stream_stream_rpc_method_handler if handler.response_streaming else (grpc.stream_unary_rpc_method_handler)
-    )
-    made: Handler = make(behaviour, None, handler.response_serializer)
-    return made
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Records every call, sets its caller, and reads its messages within the limits.
 
-
-class GrpcCalls(grpc.aio.ServerInterceptor):
-    """Records calls. The first interceptor, so that refusals of the others are recorded too.
+    Methods are served as streams of bytes, which look the same on the wire. So a message takes room when its size is
+    known, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and what
+    is wrong with it or with the call becomes a status with a reason. No message of a caller without access is read.
 
     Returns the call's `x-request-id`, or a new one, in the trailers: clients do not repeat a call after its headers.
     """
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+    def __init__(self, access: Access, observer: Observer, budget: BodyBudget) -> None:
+        self._access, self._observer, self._budget = access, observer, budget
+        self._large, self._reads = asyncio.Lock(), MessageReads(2 * budget.limit // budget.longest)
 
     async def intercept_service(
         self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
     ) -> Handler | None:
+        path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
         handler = await continuation(handler_call_details)
-        path = handler_call_details.method
-        if handler is None or path not in METHODS:
-            return handler
-        metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
-        behaviour: Any = handler.stream_stream or handler.stream_unary
-        return with_behaviour(handler, partial(self._recorded, behaviour, path, metadata))
+        try:
+            await self._set_caller(path, metadata)
+        except RequestError as error:
+            handler, answer = _REFUSING, partial(_refused, error)
+        else:
+            method = _LIMITED.get(path)
+            if handler is None or method is None:  # such as reflection
+                return handler
+            deserializer: Any = handler.request_deserializer
+            behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
+            read = partial(_read, deserializer, method.input_type)
+            serve = self._serve_stream if method.client_streaming else self._serve
+            answer = partial(_answered, partial(serve, behaviour, read))
+        if path in METHODS:
+            answer = partial(self._recorded, answer, path, dict(metadata or ()))
+        streams, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        make: Any = streams if handler.response_streaming else unary
+        made: Handler = make(answer, None, handler.response_serializer)
+        return made
+
+    async def _set_caller(self, path: str, metadata: Any) -> None:
+        """Set the caller (`server.auth.principal.current_caller`) by the call's key, of which health checks need none.
+
+        Raises:
+            UnauthenticatedError: the key is missing or unknown.
+            PermissionDeniedError: only operators may make the call.
+        """
+        if path.startswith(_OPEN):
+            return
+        set_caller(await self._access.grpc_caller(metadata))
+        service = path.rpartition("/")[0]
+        if service in _OPERATORS:
+            check_admin(service.rpartition(".")[2])
 
     async def _recorded(
         self, behaviour: Behaviour, path: str, metadata: dict[str, Any], request: Any, context: Context
@@ -97,63 +121,6 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
             leave_call(token)
             code: Any = context.code()  # None: the call was answered
             self._observer.end_call(record, status or ("OK" if code is None else code.name))
-
-
-class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Sets the caller (`server.auth.principal.current_caller`) by the call's key, of which health checks need none.
-    Refuses operators' calls of others."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-
-    async def intercept_service(
-        self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
-    ) -> Handler | None:
-        service = handler_call_details.method.rpartition("/")[0]
-        try:
-            if not handler_call_details.method.startswith(_OPEN):
-                set_caller(await self._access.grpc_caller(handler_call_details.invocation_metadata))
-            if service in _OPERATORS:
-                check_admin(service.rpartition(".")[2])
-        except RequestError as error:
-            return _refusing(error)
-        return await continuation(handler_call_details)
-
-
-def _refusing(error: RequestError) -> Handler:
-    """Return a handler that refuses a call without reading its messages."""
-
-    async def call(_: Any, context: Context) -> None:
-        await refuse(context, error)
-
-    handler: Handler = grpc.stream_stream_rpc_method_handler(call)
-    return handler
-
-
-class MessageInterceptor(grpc.aio.ServerInterceptor):
-    """Reads the messages of every call within the limits; the last of a server's interceptors.
-
-    Methods are served as streams of bytes, which look the same on the wire. So a message takes room when its size is
-    known, its lists are counted before they are unpacked, a large message is unpacked outside the event loop, and what
-    is wrong with it or with the call becomes a status with a reason.
-    """
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._large = asyncio.Lock()
-        self._budget, self._reads = budget, MessageReads(2 * budget.limit // budget.longest)
-
-    async def intercept_service(
-        self, continuation: Callable[[Details], Awaitable[Handler | None]], handler_call_details: Details
-    ) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        method = _LIMITED.get(handler_call_details.method)
-        if handler is None or method is None:
-            return handler
-        behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
-        deserializer: Any = handler.request_deserializer
-        read = partial(_read, deserializer, method.input_type)
-        serve = self._serve_stream if method.client_streaming else self._serve
-        return with_behaviour(handler, partial(_answered, partial(serve, behaviour, read)))
 
     async def _serve(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
         """Serve a call of one message. gRPC's iterator would keep a message that is not the last."""
@@ -185,6 +152,13 @@ class MessageInterceptor(grpc.aio.ServerInterceptor):
             return read(data)
         async with self._large if len(data) > _LARGE_BYTES else nullcontext():
             return await asyncio.to_thread(read, data)
+
+
+async def _refused(error: RequestError, _: AsyncIterator[bytes], context: Context) -> None:
+    await refuse(context, error)
+
+
+_REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refused)
 
 
 async def _answered(behaviour: Behaviour, messages: AsyncIterator[bytes], context: Context) -> Any:

@@ -15,7 +15,7 @@ from server.body_budget import BodyBudget, connection_limit
 from server.grpc.admin_servicer import AdminServicer, ExperimentServicer
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
-from server.grpc.interceptors import METHODS, AuthInterceptor, GrpcCalls, MessageInterceptor
+from server.grpc.interceptors import METHODS, CallInterceptor
 from server.observe.observer import Observer
 from server.served_model import Models
 from specdec.api.v1 import (
@@ -48,7 +48,7 @@ class GrpcServer:
         self._config, self._access, self._models = config, models.first.access, models
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[GrpcCalls(observer), AuthInterceptor(self._access), MessageInterceptor(budget)],
+            interceptors=[CallInterceptor(self._access, observer, budget)],
             maximum_concurrent_rpcs=MAX_CALLS,
             options=[
                 ("grpc.max_receive_message_length", budget.longest),

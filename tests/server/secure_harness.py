@@ -16,8 +16,9 @@ from server.body_budget import BodyBudget
 from server.engine_client import EngineClient
 from server.grpc.admin_servicer import AdminServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
-from server.grpc.interceptors import AuthInterceptor, MessageInterceptor
+from server.grpc.interceptors import CallInterceptor
 from server.grpc.server import add_reflection
+from server.observe.observer import Observer
 from server.served_model import Models, ServedModel
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc
 from specdec.config import Config
@@ -95,7 +96,7 @@ async def secure_server(
     client = make_client(config, factory=factory)
     model = ServedModel(client, config.server)
     access, models = model.access, Models([model])
-    own = grpc.aio.server(interceptors=[AuthInterceptor(access), MessageInterceptor(BodyBudget())])
+    own = grpc.aio.server(interceptors=[CallInterceptor(access, Observer(), BodyBudget())])
     probes = health.aio.HealthServicer()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), own)
     model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), own)

@@ -18,17 +18,19 @@ from google.protobuf.descriptor import Descriptor
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server import body_budget, serving
-from server.auth.access import TlsFiles
+from server.auth.access import Access, TlsFiles
 from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
 from server.grpc import errors
 from server.grpc import server as grpc_server
-from server.grpc.interceptors import METHODS, MessageInterceptor, _answered
+from server.grpc.interceptors import METHODS, CallInterceptor, _answered
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
+from server.observe.observer import Observer
 from specdec.api.v1 import completion_pb2, generation_pb2, generation_pb2_grpc
+from specdec.config import ServerConfig
 from specdec.core.fields import MAX_STOP_TOKENS
 from specdec.errors import InvalidRequestError
 from tests.server.auth.certificates import Certificates
@@ -243,7 +245,7 @@ async def test_stalled_messages_are_dropped_except_the_oldest(monkeypatch: pytes
 
 
 async def test_a_call_without_a_message_is_refused() -> None:
-    messages = MessageInterceptor(BodyBudget())
+    messages = CallInterceptor(Access(ServerConfig()), Observer(), BodyBudget())
 
     class EmptyCall:
         async def read(self) -> Any:
@@ -290,7 +292,7 @@ async def test_a_refused_call_frees_its_message_at_once(
 
 
 async def test_large_messages_are_unpacked_one_at_a_time() -> None:
-    messages, running, most = MessageInterceptor(BodyBudget()), 0, 0
+    messages, running, most = CallInterceptor(Access(ServerConfig()), Observer(), BodyBudget()), 0, 0
 
     def read(_: bytes) -> None:
         nonlocal running, most
