@@ -6,9 +6,7 @@ before the prompt is computed. With deferred headers it begins with a token, and
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
+from collections.abc import AsyncIterable, AsyncIterator
 
 from specdec.core.types import RequestEvent, Started
 from specdec.errors import InvalidRequestError
@@ -27,23 +25,16 @@ def holds(asked: str, default: bool) -> bool:
     return asked == "1" if asked else default
 
 
-class DeferredHeaders:
-    """Writes the messages of a gRPC stream, whose initial metadata are sent with the first one.
+def from_first_token(events: AsyncIterable[RequestEvent], hold: bool) -> AsyncIterable[RequestEvent]:
+    """``events``; if ``hold``, none comes before a token or an end."""
+    return _held(events) if hold else events
 
-    Raises:
-        InvalidRequestError: the call's metadata hold another value than 0 or 1.
-    """
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], default: bool) -> None:
-        metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
-        self._context, self._holding = context, holds(str(metadata.get(HOLD_HEADER, "")), default)
-        self._held: list[Any] = []
-
-    async def write(self, event: RequestEvent, message: Any) -> None:
-        """Send ``message``, made of ``event``, once the stream may begin."""
-        self._held.append(message)
-        if self._holding and isinstance(event, Started):
-            return
-        self._holding, held, self._held = False, self._held, []
-        for each in held:
-            await self._context.write(each)
+async def _held(events: AsyncIterable[RequestEvent]) -> AsyncIterator[RequestEvent]:
+    waiting: list[RequestEvent] = []
+    begun = False
+    async for event in events:
+        waiting.append(event)
+        begun = begun or not isinstance(event, Started)
+        while begun and waiting:
+            yield waiting.pop(0)

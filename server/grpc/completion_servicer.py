@@ -29,8 +29,8 @@ from server.grpc.completion_messages import (
 )
 from server.grpc.errors import Context
 from server.grpc.messages import event_message
-from server.grpc.request_reader import admit, read_files, read_gap, read_prediction, validate
-from server.hold_headers import DeferredHeaders
+from server.grpc.request_reader import admit, holds_headers, read_files, read_gap, read_prediction, validate
+from server.hold_headers import from_first_token
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
@@ -253,11 +253,11 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         with model.gate.enter():
             principal = current_caller()
             asked = await _read(request, model)
-            answer, has_text = DeferredHeaders(context, model.hold_headers), False
+            hold, has_text = holds_headers(model, context), False
             async with admit(model, asked, request.scheduling, context) as stream:
-                async for event in stream:
+                async for event in from_first_token(stream, hold):
                     has_text = has_text or (isinstance(event, Delta) and event.index == 0 and event.text != "")
-                    await answer.write(event, event_message(pb.CompleteResponse, event, model.name))
+                    await context.write(event_message(pb.CompleteResponse, event, model.name))
             if has_text:
                 model.outcomes.suggested(principal.scoped(asked.cache_salt), asked.request_id)
 
@@ -271,15 +271,15 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         with model.gate.enter():
             principal, suggested = current_caller(), False
             asked, reader = await _read_edit(request, model)
-            answer = DeferredHeaders(context, model.hold_headers)
+            hold = holds_headers(model, context)
             owner = principal.scoped(asked.cache_salt)
             async with admit(model, asked, request.scheduling, context) as stream:
-                async for event in stream:
+                async for event in from_first_token(stream, hold):
                     for message in edit_messages(event, reader, model.name):
                         if message.HasField("edit") and not suggested:  # it may be taken before the rest has come
                             suggested = True
                             model.outcomes.suggested(owner, asked.request_id)
-                        await answer.write(event, message)
+                        await context.write(message)
 
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         outcome = read_outcome(request)

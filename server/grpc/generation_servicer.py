@@ -17,11 +17,12 @@ from server.grpc.messages import (
 from server.grpc.request_reader import (
     PromptMessage,
     admit,
+    holds_headers,
     parse_generate,
     parse_prefill,
     read_chat,
 )
-from server.hold_headers import DeferredHeaders
+from server.hold_headers import from_first_token
 from server.json_body import write_json
 from server.served_model import Models, ServedModel, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
@@ -60,10 +61,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         model = self._find(request)
         with model.gate.enter():
             asked = await parse_generate(request, model)
-            name, answer = model.name, DeferredHeaders(context, model.hold_headers)
+            name, hold = model.name, holds_headers(model, context)
             async with admit(model, asked, request.scheduling, context) as stream:
-                async for event in stream:
-                    await answer.write(event, event_message(generation_pb2.GenerateStreamResponse, event, name))
+                async for event in from_first_token(stream, hold):
+                    await context.write(event_message(generation_pb2.GenerateStreamResponse, event, name))
 
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         model = self._find(request)

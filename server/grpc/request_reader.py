@@ -14,6 +14,7 @@ from server.completion.prompt_packer import PackedPrompt
 from server.completion.requests import DEFAULT_STOPPING, CompletionOptions
 from server.errors import DeadlinePassedError
 from server.grpc.errors import Context
+from server.hold_headers import HOLD_HEADER, holds
 from server.json_body import Body, read_object
 from server.request_fields import NO_PROMPT
 from server.request_stream import RequestStream
@@ -68,6 +69,12 @@ def admit(
             raise DeadlinePassedError
         request = replace(request, deadline_s=remaining)
     return model.admission.admit(current_caller(), request, scheduling.supersedes_key)
+
+
+def holds_headers(model: ServedModel, context: Context) -> bool:
+    """Return whether a stream's first message waits for the first token; raises as `holds`."""
+    metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
+    return holds(str(metadata.get(HOLD_HEADER, "")), model.hold_headers)
 
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest

@@ -10,6 +10,7 @@ from typing import Any
 
 from server.admission import run_requests
 from server.errors import GenerationFailedError
+from server.hold_headers import from_first_token
 from server.http.call import EVENT_STREAM, Call
 from server.json_body import write_line
 from specdec.core.types import (
@@ -145,17 +146,11 @@ async def _stream(call: Call, form: Answer) -> None:
     """Headers wait for the engine's first event, or for the first token if the call holds them, so that an earlier
     failure has a status of its own. The end is sent with the last event; after a sample that was cut off it is sent
     later, because an error may follow."""
-    hold, held = call.holds_headers, b""
     samples, cut = sum(request.sampling.n for request in form.requests), False
     async with aclosing(run_requests(call.model.admission, form.requests, call.supersedes_key)) as events:
-        async for event in events:
+        async for event in from_first_token(events, call.holds_headers):
             form.totals.add(event)
             data = form.take(event)
-            if hold:
-                data = held = held + data
-                if isinstance(event, Started):
-                    continue
-                hold = False
             if not call.began:
                 await call.start_stream(form.media_type)
             if isinstance(event, Finished) and event.reason is FinishReason.ABORTED:
