@@ -130,6 +130,7 @@ class EditPlace:
     files: tuple[ContextFile, ...] = ()
     diagnostics: tuple[tuple[int, str], ...] = ()  # line, from 0, and message
     unit: OffsetUnit = OffsetUnit.CODE_POINT  # of the predicted edits
+    n_older: int = 0  # edits before ``recent``, which are not shown
 
     @staticmethod
     def at(text: str, offset: int, unit: OffsetUnit, violations: ViolationCollector, **shown: Any) -> EditPlace:
@@ -270,7 +271,7 @@ class EditPrompt:
         mark = self._encode([(form.files, True)], owner)
         files = self._packer.pack_files(self.place.files, mark, max(0, room), owner)
         lines = self._packer.omitted_lines(self.place.files, files.texts)
-        omitted = (0, 0, lines, len(self.place.recent) - len(recent))
+        omitted = (0, 0, lines, self.place.n_older + len(self.place.recent) - len(recent))
         return PackedPrompt((*begin, *head, *files.ids, *tail), omitted=omitted)
 
     def _encode(self, pieces: Sequence[Piece], owner: str) -> tuple[int, ...]:

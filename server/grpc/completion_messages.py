@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from server.completion.documents import FillMode, OffsetUnit
 from server.completion.editor_session import Suggestion
-from server.completion.next_edit import EditPlace, EditReader, RecentEdit
+from server.completion.next_edit import RECENT_EDITS, EditPlace, EditReader, RecentEdit
 from server.completion.outcomes import Outcome
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
@@ -95,13 +95,15 @@ def read_ttft(
 
 def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -> EditPlace:
     """Return the place at which edits are to be predicted; adds to ``violations`` what is wrong with it."""
+    newest = message.recent[-RECENT_EDITS:]
     return EditPlace.at(
         message.text,
         message.cursor,
         read_unit(message, violations, "unit"),
         violations,
         path=message.path,
-        recent=tuple(RecentEdit.of(each.path, each.before, each.after, each.diff) for each in message.recent),
+        recent=tuple(RecentEdit.of(each.path, each.before, each.after, each.diff) for each in newest),
+        n_older=len(message.recent) - len(newest),
         files=read_files(message.extra),
         diagnostics=tuple((each.line, each.message) for each in message.diagnostics),
     )

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 from server.auth.principal import current_caller, set_caller
 from server.completion.documents import FillMode, Gap, OffsetUnit, TextDocument, TextEdit, check_length, place_of
@@ -39,6 +40,7 @@ from specdec.core.types import Delta, Request
 from specdec.errors import EngineDeadError, InvalidRequestError, RequestError, ViolationCollector
 
 _WAITING = 64  # messages that wait for a slow reader; beyond, its own are not read
+_FEW_EDITS = 16  # of a document; more are applied in a thread, since each may move all of its text
 
 
 class CompletionSession:
@@ -102,7 +104,7 @@ class CompletionSession:
             # Since the call began, the key may have been revoked or its limits changed.
             set_caller(await self._models.first.access.grpc_caller(self._context.invocation_metadata()))
         try:
-            known = self._change(session, message)
+            known = await self._change(session, message)
             gap = self._gap(session, message.ask) if known and action == "ask" else None
         except RequestError as error:
             await self._out.put(ask_refused(ask_id, error))
@@ -147,7 +149,7 @@ class CompletionSession:
         )
         await self._out.put(pb.CompleteSessionResponse(ready=ready))
 
-    def _change(self, session: EditorSession, message: pb.CompleteSessionRequest) -> bool:
+    async def _change(self, session: EditorSession, message: pb.CompleteSessionRequest) -> bool:
         """Apply a change to a document. Returns False if the edits are based on another version than the one held.
 
         Raises:
@@ -165,7 +167,8 @@ class CompletionSession:
             if held is None or held.version != message.edits.from_version:
                 return False
             edits = [TextEdit(edit.start, edit.end, edit.text) for edit in message.edits.edits]
-            held.apply(edits, message.edits.version, self._unit)
+            apply = partial(held.apply, edits, message.edits.version, self._unit)
+            await asyncio.to_thread(apply) if len(edits) > _FEW_EDITS else apply()
             session.keep(message.edits.uri, held)
         elif change == "close":
             session.documents.pop(message.close, None)

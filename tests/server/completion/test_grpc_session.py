@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest
 
 from server.auth.file_watch import FileWatch
+from server.completion.documents import TextDocument
 from server.served_model import DrainGate
 from specdec.api.v1 import completion_pb2 as pb
-from specdec.api.v1 import options_pb2, result_pb2
+from specdec.api.v1 import model_pb2, options_pb2, result_pb2
 from tests.fake_engine import BOOK
 from tests.server.auth.key_files import make_key
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, failed, running
@@ -350,3 +353,26 @@ async def test_a_session_follows_the_changes_of_its_key(tmp_path: Path, monkeypa
         path.write_text(without)
         await ask(4)
         assert (await failed(editor.call)).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_many_edits_of_a_document_hold_up_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, begun, go_on = TextDocument.apply, threading.Event(), threading.Event()
+
+    def apply_slowly(*args: Any) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        apply(*args)
+
+    monkeypatch.setattr(TextDocument, "apply", apply_slowly)
+    edits = [pb.TextEdit(start=AT, end=AT, text=" ")] * 1000
+    async with running() as server:
+        editor = Editor(server)
+        await editor.set_up()
+        await editor.send(text=TEXT)
+        await editor.send(edits=pb.DocumentEdits(uri="a.py", from_version=1, version=2, edits=edits))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        await server.models.GetLoad(model_pb2.GetLoadRequest())
+        go_on.set()
+        await editor.ask(offset=AT, version=2)
+        assert (await editor.read()).WhichOneof("event") == "started"

@@ -17,6 +17,7 @@ from server.completion.next_edit import (
     PROBLEM_CHARACTERS,
     PROBLEMS,
     RECENT_CHARACTERS,
+    RECENT_EDITS,
     RECENT_LINES,
     EditPlace,
     EditPrompt,
@@ -24,6 +25,7 @@ from server.completion.next_edit import (
     RecentEdit,
 )
 from server.completion.prompt_packer import PromptPacker
+from server.completion.time_budget import Objective
 from server.grpc.completion_messages import read_place
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2
@@ -386,3 +388,18 @@ async def test_every_bad_field_of_a_predicted_edit_is_named() -> None:
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         fields = {each.field for each in rich(error)[BadRequest].field_violations}
         assert fields == {"cursor", "unit", "max_prompt_tokens", "ttft_ms", "sampling.n"}
+
+
+def test_of_many_recent_edits_only_the_newest_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, compared = RecentEdit.of, list[str]()
+
+    def of(path: str, before: str, *rest: str) -> RecentEdit:
+        compared.append(before)
+        return compare(path, before, *rest)
+
+    monkeypatch.setattr(RecentEdit, "of", of)
+    recent = [pb.RecentEdit(path="b.py", before=f"{i}\n", after="x\n") for i in range(5000)]
+    place = read_place(make_request(recent=recent), ViolationCollector())
+    assert compared == [f"{i}\n" for i in range(5000 - RECENT_EDITS, 5000)]
+    made = prompt_of(place).request(Request("r", ()), "", None, Objective(1e6, (), ()))
+    assert made.omitted == (0, 0, 0, 5000 - RECENT_EDITS)
