@@ -7,17 +7,19 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import orjson
 
 from server.http.answer_parser import AnswerParser, Part, ThoughtMarks
 from server.http.tool_parameters import MAX_NAME, SPACING, ParameterGrammar, unenforced
-from server.json_body import GRAMMAR_FIELD, Body, RequestFields
+from server.json_body import GRAMMAR_FIELD, Body, RequestFields, write_json
 from server.json_schemas import closed, lenient, without_notes
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
 from specdec.core.fields import MAX_TOOLS
 from specdec.core.types import JSON_WHITESPACE, GrammarKind, GrammarParams
+from specdec.engine.validation import MAX_SCHEMA_BYTES
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.tool_forms import ToolForm
 
@@ -35,6 +37,15 @@ class ToolUse:
     required: tuple[str, ...] = ()  # names of tools; the answer consists of calls of these. Empty: any answer
     parallel: bool = True  # more than one call is allowed
 
+    def bound(self, answer: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """The functions of which calls must follow the schemas. answer: as in `grammar`."""
+        functions = [tool["function"] for tool in self.tools]
+        if self.required:
+            return [each for each in functions if each["name"] in self.required]
+        if self.form is ToolForm.LLAMA and answer is None:
+            return []  # its calls have no mark, by which a grammar knows where free text ends
+        return [each for each in functions if each.get("strict") is True]
+
     def grammar(self, tokenizer: Tokenizer, answer: Mapping[str, Any] | None = None) -> GrammarParams | None:
         """The grammar of the answer, in llguidance's Lark: calls of required tools, or text and calls. In the latter,
         arguments follow the schemas of ``strict`` tools, and are any object for others. None: the answer is free.
@@ -43,8 +54,8 @@ class ToolUse:
         """
         form, is_free, is_llama = self.form, not self.required, self.form is ToolForm.LLAMA
         functions = [tool["function"] for tool in self.tools]
-        if is_free and answer is None and (is_llama or not any(each.get("strict") for each in functions)):
-            return None  # Llama's calls have no mark, by which a grammar knows where free text ends
+        if answer is None and not self.bound(answer):
+            return None
         # Llama's templates refuse to write down a message with two calls.
         many = self.parallel and not is_llama
         functions = [function for function in functions if is_free or function["name"] in self.required]
@@ -197,13 +208,14 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
         given = answer = None
     if given is not None and answer is None:
         body.warn("tools", "cannot be called, because the whole answer has another form; only JSON goes with tools")
+    elif any(total > 2 * MAX_SCHEMA_BYTES for total in accumulate(map(_size, tools.bound(answer)))):
+        # Reading them would take seconds in which nothing else is served, and end in this refusal.
+        body.refuse("tools", f"the schemas that calls must follow exceed {MAX_SCHEMA_BYTES} bytes; simplify them")
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
-        for function in (tool["function"] for tool in tools.tools):
+        for function in tools.bound(answer):
             schema = function.get("parameters") or {}
-            if function["name"] not in tools.required and function.get("strict") is not True:
-                continue  # it is not bound to its schema
             if warning := lenient(closed(schema))[1]:
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
             if tools.form is ToolForm.QWEN_XML and (names := unenforced(schema)):
@@ -211,6 +223,11 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
                     "tools", f"the schema of {function['name']}: {names}: not enforced in strings of this model's calls"
                 )
         fields.engine[GRAMMAR_FIELD] = grammar
+
+
+def _size(function: Mapping[str, Any]) -> int:
+    """Bytes of the schema of a function's arguments, as far as a grammar uses it."""
+    return len(write_json(without_notes(function.get("parameters") or {})))
 
 
 def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from server.http import tool_use
 from server.http.ollama import parse_chat as parse_ollama
 from server.http.openai_chat import parse_chat
+from server.json_body import Body, RequestFields
+from server.json_schemas import closed
 from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
+from specdec.errors import ViolationCollector
 from specdec.models.tool_forms import ToolForm
 from tests.grammar.helpers import start
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
@@ -268,3 +272,19 @@ def test_text_that_starts_like_a_call_stays_text() -> None:
 def test_a_call_cut_off_by_the_end_is_text(pieces: list[str], reason: str) -> None:
     for agent in ("", "mistral-client-python/3.7.0"):  # in pieces, and whole calls alone, as in an answer of one piece
         assert stream(ToolForm.HERMES, pieces, agent)[-1]["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_schemas_of_tools_that_are_far_too_long_are_not_read(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them would take seconds, in which nothing else is served."""
+    read = list[Any]()
+    monkeypatch.setattr(tool_use, "closed", lambda schema: read.append(schema) or closed(schema))
+    fields = {f"field_{i}": {"type": "integer", "title": "Field"} for i in range(6000 // count)}
+    schema = {"type": "object", "properties": fields}
+    tools = [{"function": {"name": f"f{i}", "parameters": schema, "strict": True}} for i in range(count)]
+    body, tokenizer = Body({"tools": tools}, ViolationCollector()), FakeTokenizer()
+    tool_use.answer_form(body, RequestFields(), tool_use.read_tools(body, tokenizer), tokenizer, ())  # type: ignore[arg-type]
+    (violation,) = body.violations.found
+    assert violation.field == "tools"
+    assert violation.description.endswith("65536 bytes; simplify them")
+    assert read == []
