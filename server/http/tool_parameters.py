@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -33,21 +33,18 @@ class ParameterTypes:
     """The JSON types that a tool's parameters may have. ``schema``: of its arguments."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        owners, given = _owners(schema), dict[str, list[Any]]()
-        for owner in owners:
-            listed = owner.get("properties")
-            for key, value in listed.items() if isinstance(listed, dict) else ():
-                given.setdefault(key, []).append(value)
-        self._schema = schema
-        self._others = self._types([owner.get("additionalProperties") for owner in owners])
-        self._known = {key: self._types(values) for key, values in given.items()}
-
-    def _types(self, values: Iterable[Any]) -> frozenset[str]:
-        return frozenset[str]().union(*(json_types(each) for value in values for each in branches(value, self._schema)))
+        self._schema, self._owners = schema, _owners(schema)
+        self._known: dict[str, frozenset[str]] = {}  # looked up when a call has them: there may be thousands
 
     def of(self, key: str) -> frozenset[str]:
         """Those of the parameter ``key``."""
-        return self._known.get(key, self._others)
+        if key not in self._known:
+            listed = [owner["properties"] for owner in self._owners if isinstance(owner.get("properties"), dict)]
+            values = [each[key] for each in listed if key in each]
+            values = values or [owner.get("additionalProperties") for owner in self._owners]
+            types = (json_types(each) for value in values for each in branches(value, self._schema))
+            self._known[key] = frozenset[str]().union(*types)
+        return self._known[key]
 
 
 _REFERENCE = re.compile(r'"\$ref": ("#[^"]*")')

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from server.http import tool_parameters
 from server.http.answer_parser import CallArguments, CallEnd, ToolCall
 from server.http.tool_parameters import ParameterText, ParameterTypes, unenforced
 from server.http.tool_use import AnswerForm, ToolUse
+from server.json_schemas import JSON_TYPES, branches
 from specdec.grammar.state import GrammarState
 from specdec.models.chat_template import ChatTemplate
 from specdec.models.tool_forms import ToolForm
@@ -334,3 +336,19 @@ def test_a_parameter_that_is_not_listed_follows_the_schema_of_further_ones() -> 
     free = ToolUse([{"function": {"name": "f"}}, {"function": {"name": "g", "strict": True}}], ToolForm.QWEN_XML)
     assert accepts(grammar(free), "Well.\n" + written({"b": 1, "c": "x"}))
     assert not accepts(grammar(free), written({"b": 1}).replace("=f>", "=g>"))
+
+
+def test_only_the_parameters_that_a_call_has_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may refer to the same thousands of alternatives, and other calls wait meanwhile."""
+    looked_up = list[Any]()
+
+    def counted(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
+        looked_up.append(schema)
+        return branches(schema, root)
+
+    monkeypatch.setattr(tool_parameters, "branches", counted)
+    any_of = {"anyOf": [{"const": number} for number in range(1000)]}
+    schema = {"properties": {f"p{i}": {"$ref": "#/$defs/any"} for i in range(1000)}, "$defs": {"any": any_of}}
+    types = ParameterTypes(schema)
+    assert [types.of("p3"), types.of("p3"), types.of("other")] == [{"integer"}, {"integer"}, {*JSON_TYPES.values()}]
+    assert looked_up[1:] == [{"$ref": "#/$defs/any"}, None]
