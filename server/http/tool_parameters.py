@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -131,6 +131,7 @@ class ParameterGrammar:
         self.rules: list[str] = [*_RULES]
         self._length = 0  # of the schemas; with more than the engine allows, the rest is spared
         self._schemas: dict[str, str] = {}  # names of rules; tools have many parameters of the same schema
+        self._known: dict[int, tuple[dict[str, Any], str]] = {}  # likewise, by identity: many refer to one definition
 
     def add(self, name: str, schema: Mapping[str, Any], comment: str) -> None:
         """Add the rule ``name`` of all parameters of a call, with `END`. comment: a line above each schema, which the
@@ -169,27 +170,43 @@ class ParameterGrammar:
                 texts += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
             elif "string" in json_types(branch) or self._length > MAX_SCHEMA_BYTES:
                 return "text"
-            elif (text := _complete(branch, root)) in self._schemas:
-                options.append(self._schemas[text])
             else:
-                options.append(self._schemas.setdefault(text, f"json_{len(self._schemas)}"))
-                self.rules += [comment, f"{options[-1]}: %json {text}"]
-                self._length += len(text)
+                options.append(self._rule(branch, root, comment))
         if texts:  # one terminal: as alternatives of a rule, many would exceed the parser's items
             options.append(name.upper())
             self.rules.append(f"{options[-1]}: {' | '.join(map(json.dumps, dict.fromkeys(texts)))}")
         return f"open ({' | '.join(options)}) close" if options else "text"
 
+    def _rule(self, schema: dict[str, Any], root: Mapping[str, Any], comment: str) -> str:
+        """The name of the rule of ``schema``, a part of ``root``."""
+        if id(schema) not in self._known:
+            text = _complete(schema, root)
+            if text not in self._schemas:
+                self._schemas[text] = f"json_{len(self._schemas)}"
+                self.rules += [comment, f"{self._schemas[text]}: %json {text}"]
+                self._length += len(text)
+            self._known[id(schema)] = schema, self._schemas[text]
+        return self._known[id(schema)][1]
+
+
+MOST_VALUES = 1 << 14  # alternatives and enumerated values of all parameters, counted wherever one refers to them
+
+
+def count_values(schema: Mapping[str, Any]) -> Iterator[int]:
+    """Alternatives and enumerated values of a call's parameters, part by part."""
+    return (len(choices(each) or "1") for each in _listed(schema))
+
+
+def _listed(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The alternatives of all listed parameters."""
+    for owner in _owners(schema):
+        for value in (owner.get("properties") or {}).values():
+            yield from branches(value, schema)
+
 
 def unenforced(schema: Mapping[str, Any]) -> str:
     """Keywords of the schema's strings that `ParameterGrammar` leaves out."""
-    listed = [value for owner in _owners(schema) for value in (owner.get("properties") or {}).values()]
-    texts = [
-        each
-        for value in listed
-        for each in branches(value, schema)
-        if "string" in json_types(each) and choices(each) is None
-    ]
+    texts = [each for each in _listed(schema) if "string" in json_types(each) and choices(each) is None]
     return ", ".join(
         key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
     )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import orjson
 
 from server.http.answer_parser import AnswerParser, Part, ThoughtMarks
-from server.http.tool_parameters import MAX_NAME, SPACING, ParameterGrammar, unenforced
+from server.http.tool_parameters import MAX_NAME, MOST_VALUES, SPACING, ParameterGrammar, count_values, unenforced
 from server.json_body import GRAMMAR_FIELD, Body, RequestFields, write_json
 from server.json_schemas import closed, lenient, without_notes
 from server.request_fields import FLAG, OBJECT, TEXT, Field, Table, either, listed, with_fields
@@ -206,15 +206,18 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
         form = body.names[GRAMMAR_FIELD]
         body.warn(form, "has no effect, because tool_choice lets nothing but calls be answered")
         given = answer = None
+    bound = tools.bound(answer)
     if given is not None and answer is None:
         body.warn("tools", "cannot be called, because the whole answer has another form; only JSON goes with tools")
-    elif any(total > 2 * MAX_SCHEMA_BYTES for total in accumulate(map(_size, tools.bound(answer)))):
+    elif any(total > 2 * MAX_SCHEMA_BYTES for total in accumulate(map(_size, bound))):
         # Reading them would take seconds in which nothing else is served, and end in this refusal.
         body.refuse("tools", f"the schemas that calls must follow exceed {MAX_SCHEMA_BYTES} bytes; simplify them")
+    elif tools.form is ToolForm.QWEN_XML and any(total > MOST_VALUES for total in accumulate(_values(bound))):
+        body.refuse("tools", f"parameters of calls have more than {MOST_VALUES} alternatives in all; simplify them")
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")
-        for function in tools.bound(answer):
+        for function in bound:
             schema = function.get("parameters") or {}
             if warning := lenient(closed(schema))[1]:
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
@@ -228,6 +231,10 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
 def _size(function: Mapping[str, Any]) -> int:
     """Bytes of the schema of a function's arguments, as far as a grammar uses it."""
     return len(write_json(without_notes(function.get("parameters") or {})))
+
+
+def _values(functions: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    return chain.from_iterable(count_values(function.get("parameters") or {}) for function in functions)
 
 
 def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:

@@ -352,3 +352,16 @@ def test_only_the_parameters_that_a_call_has_are_looked_up(monkeypatch: pytest.M
     types = ParameterTypes(schema)
     assert [types.of("p3"), types.of("p3"), types.of("other")] == [{"integer"}, {"integer"}, {*JSON_TYPES.values()}]
     assert looked_up[1:] == [{"$ref": "#/$defs/any"}, None]
+
+
+def test_a_definition_that_many_parameters_refer_to_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[Any]()
+    complete = tool_parameters._complete
+    monkeypatch.setattr(tool_parameters, "_complete", lambda *args: written.append(args) or complete(*args))
+    schema = {
+        "properties": {f"p{i}": {"$ref": "#/$defs/any"} for i in range(100)},
+        "$defs": {"any": {"type": "object"}},
+    }
+    grammar = tool_parameters.ParameterGrammar()
+    grammar.add("arguments_0", schema, "//")
+    assert len(written) == sum(": %json" in rule for rule in grammar.rules) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -288,3 +289,18 @@ def test_schemas_of_tools_that_are_far_too_long_are_not_read(count: int, monkeyp
     assert violation.field == "tools"
     assert violation.description.endswith("65536 bytes; simplify them")
     assert read == []
+
+
+@pytest.mark.parametrize("alternatives", [{"enum": [*range(500)]}, {"anyOf": [{"const": i} for i in range(500)]}])
+def test_parameters_that_share_too_many_alternatives_are_refused(alternatives: dict[str, Any]) -> None:
+    """A small body may refer to them so often that the grammar takes seconds, in which nothing else is served."""
+    shared = {f"p{i}": {"$ref": "#/$defs/any"} for i in range(100)}
+    schema = {"type": "object", "properties": shared, "$defs": {"any": alternatives}}
+    tools = [{"function": {"name": "f", "parameters": schema, "strict": True}}]
+    body, tokenizer = Body({"tools": tools}, ViolationCollector()), FakeTokenizer()
+    use = tool_use.read_tools(body, tokenizer)  # type: ignore[arg-type]
+    assert use is not None
+    use = replace(use, form=ToolForm.QWEN_XML)
+    tool_use.answer_form(body, RequestFields(), use, tokenizer, ())  # type: ignore[arg-type]
+    (violation,) = body.violations.found
+    assert (violation.field, "16384 alternatives" in violation.description) == ("tools", True)
