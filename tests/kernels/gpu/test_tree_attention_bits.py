@@ -123,7 +123,8 @@ def test_the_split_into_work_does_not_show(device: torch.device, shapes: list[Sh
     for processors, coarse in ((1, 1), (10**6, 0)):
         ws = replace(geometry.workspace(device, max_pages=56), processors=processors)
         results.append(attend(layer, step, ws))
-        assert int(ws.header[2]) == coarse
+        blocks = ws.tile(step.rows, len(entries)).fold_segs > 1  # on AMD a block is one segment, and no plan is coarse
+        assert int(ws.header[2]) == (coarse if blocks else 0)
     assert_same(*results)
     oracle = dense_oracle(layer, entries)
     assert (results[0].double().cpu() - oracle).abs().max() <= 1e-5 * oracle.abs().max()
@@ -137,6 +138,8 @@ def test_wide_tiles_do_not_show(device: torch.device, window: int) -> None:
     first, many = random_entries(rng, [(70, 0, 3), (10, 300, 0)], PAGES)
     layer = Layer.random(geometry, 4 + 301, PAGES, 6, device)
     ws = geometry.workspace(device, max_rows=320)
+    if ws.chip != "sm_90":
+        pytest.skip("only Hopper has wider tiles")
     assert ws.tile(4, 1).block_m < ws.tile(305, 2).block_m
     alone = attend(replace(layer, q=layer.q[:4].clone()), Step.of([first], device), ws)
     if device.type == "cpu":  # a hundredth of the work when interpreted: the same tiles, fewer rows
