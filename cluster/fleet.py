@@ -137,8 +137,7 @@ def with_replica(fleet: Fleet, replica: Replica) -> Fleet:
     release = fleet.release(replica.model, replica.release)
     others = (known for known in release.replicas if known.id != replica.id)
     replicas = tuple(sorted((*others, replica), key=lambda known: known.id))
-    sets_it = replica.state is ReplicaState.READY and not release.fingerprint
-    fingerprint = replica.fingerprint if sets_it else release.fingerprint
+    fingerprint = release.fingerprint or (replica.fingerprint if replica.state is ReplicaState.READY else "")
     changed = replace(release, fingerprint=fingerprint, replicas=replicas)
     return _changed(fleet, replica.model, {replica.release: changed})
 

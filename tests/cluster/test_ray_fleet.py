@@ -239,7 +239,7 @@ async def test_a_reconciler_stopped_for_longer_than_the_silence_limit_drops_no_r
         time.sleep(2 * SILENT_PERIODS)
         os.kill(pid, signal.SIGCONT)
         ready = {replica["id"]: replica["http_port"] for replica in fleet.replicas()}
-        saved = json.loads(fleet.state_file.read_text())["fleet"]["replicas"]
+        saved = json.loads(fleet.state_file.read_text())["fleet"]["releases"][MODEL]["blue"]["replicas"]
         assert {replica["id"]: replica["http_port"] for replica in saved} == ready
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(stop)), 200)

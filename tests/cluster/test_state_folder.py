@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import stat
@@ -175,4 +176,9 @@ def test_an_invalid_state_is_named(tmp_path: Path) -> None:
         FleetState.load(path)
     replace_files({path: b"{}"})
     with pytest.raises(ConfigError, match=r"fleet\.json: config: Field required"):
+        FleetState.load(path)
+    former = json.loads(state().encoded())  # versions before listed the releases
+    former["fleet"]["releases"] = {"coder": [{"name": "blue", "weight": 100, "fingerprint": "f"}]}
+    replace_files({path: json.dumps(former).encode()})
+    with pytest.raises(ConfigError, match=r"fleet\.json: fleet\.releases\.coder: Input should be an object"):
         FleetState.load(path)
