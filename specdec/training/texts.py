@@ -196,6 +196,8 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[s
                             turns = _turns(json.loads(line))
                         except (ValueError, RecursionError):
                             turns = []
+                        if not all(encodable(text) for turn in turns for text in turn.values()):
+                            turns = []
                         unread += bool(line.strip()) and not turns
                         yield from _turn_prompts(turns, tokenizer, file.name)
                 if unread:
@@ -221,8 +223,6 @@ def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
 
 
 def _turn_prompts(turns: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
-    if not all(encodable(text) for turn in turns for text in turn.values()):
-        return
     last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     for messages in (turns[: last + 1], turns[:1]):
         if messages and messages[-1]["role"] == "user":

@@ -160,7 +160,7 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes("Un café au lait, s'il vous plaît. ".encode("latin-1") * 20)
     files, notes = [tmp_path / name for name in ("a.py", "b.jsonl", "c.txt", "gone.md")], list[str]()
     found = list(given_prompts(files, tokenizer, notes.append))
-    assert f"5 lines of {files[1]} are left out: they are not JSON in UTF-8 with a `prompt`" in notes[0]
+    assert f"6 lines of {files[1]} are left out: they are not JSON in UTF-8 with a `prompt`" in notes[0]
     assert ["not UTF-8" in notes[1], "No such file" in notes[2], len(notes)] == [True, True, 3]
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
