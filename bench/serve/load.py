@@ -187,8 +187,8 @@ class ServeReport:
             "tpot_ms": spread([tpot for record in answered if (tpot := record.tpot_ms) is not None]),
             "inter_chunk_ms": spread([gap for record in answered for gap in record.gaps_ms]),
             "e2e_ms": spread([record.e2e_ms for record in answered]),
-            # If the server does not report the tokens of a message, each answer counts with its mean.
-            "tokens_per_chunk": spread(counts or means),
+            # If the server does not report the tokens of a message, each answer counts with its mean, if it has one.
+            "tokens_per_chunk": spread(counts or [mean for mean in means if mean]),
         }
 
     def as_dict(self, *, requests: bool = True) -> dict[str, Any]:
@@ -370,16 +370,17 @@ def report_tables(report: ServeReport) -> Iterator[FigureTable]:
 def _totals(figures: dict[str, Any]) -> list[tuple[str, ...]]:
     requests, goodput, generator = figures["requests"], figures["goodput"], figures["generator"]
     limits = ", ".join(f"{limit} ms" for limit in goodput["objectives"]) or "no objective"
+    rates = {name: rate for name, rate in figures["throughput"].items() if rate or not requests["ok"]}
     rows: list[tuple[str, ...]] = [
         ("requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count)),
         ("duration, s", f"{figures['duration_s']:.1f}"),
-        *((name.replace("_per_s", "/s").replace("_", " "), f"{v:.2f}") for name, v in figures["throughput"].items()),
+        *((name.replace("_per_s", "/s").replace("_", " "), f"{rate:.2f}") for name, rate in rates.items()),
         ("goodput, requests/s", f"{goodput['requests_per_s']:.2f} ({limits})"),
         ("good of all sent", f"{goodput['share_of_sent']:.1%}"),
         ("sent late, ms at p99", *spread_cells(generator["slip_ms"], ["p99"])),
         ("generator late, ms at p99", *spread_cells(generator["lag_ms"], ["p99"])),
     ]
-    if requests["ok"] and not figures["throughput"]["output_tokens_per_s"]:
+    if "output_tokens_per_s" not in rates:
         rows.append(("tokens", "the server reported none, so figures of tokens are missing"))
     if "tokens_per_step" in figures:
         rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))

@@ -146,7 +146,7 @@ LINES = (2, 1, 3, 4)  # desired lengths of a file's holes
 MAX_LINES = 6
 PREFIX_CHARACTERS, SUFFIX_CHARACTERS = 4000, 1200
 FIM_MAX_TOKENS = 64
-FIM_PROMPT_TOKENS = 4096  # room for prefix and suffix
+FIM_PROMPT_TOKENS = 4096  # room for the texts of a gap; longer ones, of --prompts-file, are cut
 TYPED = (0.0, 0.2, 0.4, 0.6)  # shares of the missing text that are typed when the editor asks
 
 
@@ -281,7 +281,7 @@ def tokenised(request: LoadRequest, tokenizer: Tokenizer) -> LoadRequest:
 
 
 def _fim_ids(gap: Fim, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The prompt of a gap as a server makes it, and the tokens that end a middle."""
+    """The prompt of a gap as a server makes it, but with the word at the gap, and the tokens that end a middle."""
     packer = PromptPacker(tokenizer, FIM_PROMPT_TOKENS)
     if not packer.fills_in:
         raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")

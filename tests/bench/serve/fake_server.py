@@ -11,13 +11,13 @@ from tests.bench.virtual_loop import VirtualLoop
 
 
 class FakeServer:
-    """``first_s`` to the first message, ``gap_s`` between them, ``chunks`` of ``tokens`` each; so many at a time as it
-    has ``places``. It answers nobody from ``stall[0]`` to ``stall[1]``. An ask named "refused", "failed" or "hangs"
-    is; "blocks" keeps the generator itself busy for ``block_s``."""
+    """``first_s`` to the first message, ``gap_s`` between them, ``chunks`` of ``tokens`` each (None: it reports none);
+    so many at a time as it has ``places``. It answers nobody from ``stall[0]`` to ``stall[1]``. An ask named "refused",
+    "failed" or "hangs" is; "blocks" keeps the generator itself busy for ``block_s``."""
 
     def __init__(
-        self, *, first_s: float = 0.2, gap_s: float = 0.05, chunks: int = 5, tokens: int = 2, places: int = 10**6,
-        stall: tuple[float, float] = (0.0, 0.0), block_s: float = 0.0,
+        self, *, first_s: float = 0.2, gap_s: float = 0.05, chunks: int = 5, tokens: int | None = 2,
+        places: int = 10**6, stall: tuple[float, float] = (0.0, 0.0), block_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.first_s, self.gap_s, self.chunks, self.tokens = first_s, gap_s, chunks, tokens
         self.stall, self.block_s = stall, block_s
@@ -54,4 +54,4 @@ class FakeServer:
             for number in range(self.chunks):
                 await asyncio.sleep(self.gap_s if number else 0.0)
                 record.chunk(loop.time(), self.tokens)
-        record.prompt_tokens, record.output_tokens = 7, self.chunks * self.tokens
+        record.prompt_tokens, record.output_tokens = 7, self.chunks * (self.tokens or 0)

@@ -187,10 +187,12 @@ def test_bug_an_answer_without_text_has_no_time_per_token() -> None:
 
 
 def test_bug_a_server_that_reports_no_tokens_is_said_to() -> None:
-    """As one does that ignores `stream_options`: 0 tokens per second would be a false figure."""
-    for tokens, said in ((0, True), (2, False)):
-        _, totals = report_tables(ServeReport(scheduled(FakeServer(tokens=tokens), evenly(3, 0.1))))
-        assert ("tokens" in dict(map(tuple, totals.rows))) is said
+    """As one does that ignores `stream_options`: 0 tokens per second, or per message, would be a false figure."""
+    for tokens, said in ((None, True), (2, False)):
+        latencies, totals = report_tables(ServeReport(scheduled(FakeServer(tokens=tokens), evenly(3, 0.1))))
+        rows = dict(map(tuple, totals.rows))
+        assert [("tokens" in rows), ("output tokens/s" not in rows)] == [said, said]
+        assert next(row[1] for row in latencies.rows if row[0] == "tokens per message") == ("0" if said else "15")
 
 
 def test_nothing_answered_is_no_result() -> None:
