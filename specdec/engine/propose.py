@@ -179,7 +179,7 @@ class Drafting:
 
     def _sequence_inputs(self, entry: PlanEntry, matches: Mapping[str, Match], step_ms: float) -> SequenceInputs:
         seq, manager = entry.seq, self._manager
-        if seq.history is None:  # also of mode OFF: it takes part in the batch, not in drafting
+        if seq.history is None:  # mode OFF has one too: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
         able = [name for name in manager.models if manager.may_propose(name, seq)]
         pending_prefill = {name: manager.pending_prefill(name, seq) for name in able}
