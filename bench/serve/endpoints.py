@@ -345,8 +345,8 @@ async def connect(
 ) -> tuple[Endpoint, dict[str, Any]]:
     """The endpoint at ``url``, as `ServerUrl.read` takes it, and the server's description.
 
-    asked: options of every request over gRPC. extra: further fields of every body over HTTP. with_ids: as in
-    `OpenAIEndpoint`.
+    asked: options of every request over gRPC. extra: further fields of every body over HTTP. model: empty: the first
+    that the server lists. with_ids: as in `OpenAIEndpoint`.
 
     Raises:
         ConfigError: the URL is invalid, a file of the credentials cannot be read, or TLS is asked of an http:// URL.
@@ -357,11 +357,10 @@ async def connect(
         if where.tls:
             credentials = dataclasses.replace(credentials, tls=True)
         async with Client(where.place, credentials) as client:
-            info = await client.info(timeout_s=10.0)
-        return (
-            GrpcEndpoint(where.place, credentials, temperature=temperature, asked=asked),
-            {"server": dataclasses.asdict(info)},
-        )
+            info = await client.info(timeout_s=10.0, model=model)
+        asked = {**(asked or {}), "model": model}
+        endpoint = GrpcEndpoint(where.place, credentials, temperature=temperature, asked=asked)
+        return endpoint, {"server": dataclasses.asdict(info)}
     if credentials.tls and not where.tls:
         option = "--ca" if credentials.ca else "--cert" if credentials.cert else "--tls"
         raise ConfigError(f"{option}: an http:// URL is not encrypted; write https://, or leave {option} out")

@@ -94,7 +94,7 @@ _SCREEN = {
 @click.option("--url", help="The server of both arms: grpc://HOST:PORT, or http://HOST:PORT/v1 (any OpenAI endpoint).")
 @click.option("--a", "url_a", help="The first arm's server, with --b for the other's. Default: the plan's `url`.")
 @click.option("--b", "url_b", help="The second arm's server.")
-@click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names.")
+@click.option("--model", default="", help="One of several that the server has; default: the first that it names.")
 @click.option("--b-model", default="", help="The same for --b.")
 @credential_options
 @click.option("--b-key-file", type=_FILE, help="File that holds the key for --b; without one, --b gets no key.")
@@ -150,11 +150,10 @@ def _servers(
     if len(given) != 1:
         found = " and ".join(given) or "none"
         raise click.UsageError(f"the arms need servers: give one of --url, --a and --b, --target; there is {found}")
-    if key_b is not None and pair[0] is None:
-        raise click.UsageError("--b-key-file means nothing without --b")
-    for option, model, at in (("--model", values["model"], url or pair[0]), ("--b-model", values["b_model"], pair[1])):
-        if model and not (at or "").startswith("http"):
-            raise click.UsageError(f"{option} is for http:// URLs; over gRPC the server's first model answers")
+    if pair[0] is None and (key_b is not None or values["b_model"]):
+        raise click.UsageError(f"--b-{'model' if key_b is None else 'key-file'} means nothing without --b")
+    if local and values["model"]:
+        raise click.UsageError("--model means nothing for the server of --target")
     if config.assignment.mode == "aa" and pair[0] != pair[1]:
         raise click.UsageError("--b: mode aa compares an arm with itself; give --url")
     servers: tuple[ArmServer, ArmServer] | None = None

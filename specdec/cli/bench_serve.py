@@ -29,7 +29,7 @@ _REPORTING = (
         show_default=True,
         help="specdec servers only.",
     ),
-    click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server lists."),
+    click.option("--model", default="", help="One of several that the server has; default: the first that it lists."),
     click.option(
         "--goodput", "goodput", multiple=True, help="Objective METRIC:MS with ttft, tpot, itl or e2e; may be repeated."
     ),
@@ -158,11 +158,8 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
 
     speculation, temperature, deadline_s = values["speculation"], values["temperature"], values["deadline"]
     asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
-    over_grpc = ServerUrl.read(values["url"]).protocol == "grpc"
-    if over_grpc and values["model"]:
-        raise click.UsageError("--model is for http:// URLs; over gRPC the server's first model answers")
     if deadline_s is not None:
-        if not over_grpc:
+        if ServerUrl.read(values["url"]).protocol != "grpc":
             raise click.UsageError("--deadline is for grpc:// URLs; over HTTP a request has none")
         asked["timeout_s"] = deadline_s
     # Other servers refuse unknown fields.

@@ -22,8 +22,11 @@ from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, EngineDeadError, SpecdecError
 from specdec.load.request import LoadRequest, Record, RefusedError
 from tests.client.test_resuming import REST, Script, delta, started, talking
+from tests.fake_engine import CHAT as CHAT_MODEL
+from tests.fake_engine import CODER
 from tests.server.auth.certificates import Certificates
 from tests.server.harness import running_server
+from tests.server.several_models import several
 
 TEXT = LoadRequest("t", 6, text="hello world")
 CHAT = LoadRequest("c", 5, chat=(ChatTurn("user", "hello"),))
@@ -72,6 +75,19 @@ async def test_bug_a_server_without_a_list_of_models_says_why(status: int | None
             with pytest.raises(EndpointError, match=message):
                 await endpoint.find_model()
         await endpoint.close()
+
+
+async def test_bug_over_grpc_the_first_of_several_models_was_measured_whichever_was_named() -> None:
+    answers = {}
+    with several() as server:
+        for model, target in (("", CHAT_MODEL), ("fim", CODER)):
+            endpoint, about = await connect(f"grpc://127.0.0.1:{server.grpc_port}", Credentials(), model=model)
+            assert about["server"]["target"] == target
+            record = Record("t", 0.0)
+            await endpoint.send(TEXT, record)
+            answers[model] = record.text
+            await endpoint.close()
+    assert answers[""] != answers["fim"] != ""
 
 
 async def test_a_server_that_drains_refuses_with_a_hint() -> None:

@@ -234,9 +234,3 @@ def test_bug_a_grpc_url_without_a_port_has_the_server_s() -> None:
 def test_bug_options_without_a_meaning_are_refused(words: str, reason: str) -> None:
     result = invoke("http://127.0.0.1:1/v1", *words.split())
     assert (result.exit_code, reason in result.output) == (2, True)
-
-
-def test_bug_a_model_that_was_not_measured_was_named() -> None:
-    """Over gRPC the option had no effect, and the server's first model answered."""
-    result = invoke("grpc://127.0.0.1:1", "--model", "second")
-    assert (result.exit_code, "--model is for http:// URLs" in result.output) == (2, True), result.output
