@@ -145,22 +145,27 @@ JSON_TYPES: Mapping[type, str] = {  # names that schemas have for the types of v
 def branches(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The schemas of which a value of ``schema`` matches one, if ``schema`` is nothing but a reference in ``root`` or a
     list of them, else ``schema``."""
-    found, waiting, seen = list[dict[str, Any]](), [schema], set[int]()
+    return [each for each, is_branch in looked_at(schema, root) if is_branch] or [{}]
+
+
+def looked_at(schema: Any, root: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Every schema at which `branches` looks, however often it does, and whether it is one of them."""
+    waiting, seen = [schema], dict[int, dict[str, Any]]()  # by their identity
     while waiting:
         each = waiting.pop()
         each = each if isinstance(each, dict) else {}
         if id(each) in seen:
+            yield each, False
             continue
-        seen.add(id(each))
+        seen[id(each)] = each
         parts = [each[keyword] for keyword in ("anyOf", _ONE_OF, "allOf") if keyword in each]
         if isinstance(referred := target(each.get("$ref"), root), dict):
             parts.append([referred])
         is_list = len(parts) == 1 and isinstance(parts[0], list) and not _OWN.intersection(each)
-        if is_list and ("allOf" not in each or len(parts[0]) == 1):
+        is_list = is_list and ("allOf" not in each or len(parts[0]) == 1)
+        if is_list:
             waiting += reversed(parts[0])
-        else:
-            found.append(each)
-    return found or [{}]
+        yield each, not is_list
 
 
 def choices(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from server.json_body import too_deep
-from server.json_schemas import JSON_TYPES, branches, choices, json_types, target
+from server.json_schemas import JSON_TYPES, branches, choices, json_types, looked_at, target
 from specdec.engine.validation import MAX_SCHEMA_BYTES
 
 OPENING, CLOSING, END = "<parameter=", "</parameter>", "</function>"
@@ -39,8 +39,7 @@ class ParameterTypes:
     def of(self, key: str) -> frozenset[str]:
         """Those of the parameter ``key``."""
         if key not in self._known:
-            listed = [owner["properties"] for owner in self._owners if isinstance(owner.get("properties"), dict)]
-            values = [each[key] for each in listed if key in each]
+            values = [listed[key] for listed in map(_properties, self._owners) if key in listed]
             values = values or [owner.get("additionalProperties") for owner in self._owners]
             types = (json_types(each) for value in values for each in branches(value, self._schema))
             self._known[key] = frozenset[str]().union(*types)
@@ -131,15 +130,15 @@ class ParameterGrammar:
         self.rules: list[str] = [*_RULES]
         self._length = 0  # of the schemas; with more than the engine allows, the rest is spared
         self._schemas: dict[str, str] = {}  # names of rules; tools have many parameters of the same schema
-        self._known: dict[int, tuple[dict[str, Any], str]] = {}  # likewise, by identity: many refer to one definition
+        self._known: dict[int | str, str] = {}  # likewise of one call, by identity and by text, before it is completed
 
     def add(self, name: str, schema: Mapping[str, Any], comment: str) -> None:
         """Add the rule ``name`` of all parameters of a call, with `END`. comment: a line above each schema, which the
         compiler's error about it shows."""
+        self._known.clear()
         (owner, *others) = _owners(schema)
         owner = {} if others else owner
-        listed, needed = owner.get("properties"), owner.get("required")
-        known = dict(listed) if isinstance(listed, dict) else {}
+        known, needed = dict(_properties(owner)), owner.get("required")
         required = {key for key in needed if isinstance(key, str)} if isinstance(needed, list) else set[str]()
         known |= {key: {} for key in sorted(required - known.keys())}
         names = [key for key in known if re.fullmatch(_KEY, key)]
@@ -179,34 +178,43 @@ class ParameterGrammar:
 
     def _rule(self, schema: dict[str, Any], root: Mapping[str, Any], comment: str) -> str:
         """The name of the rule of ``schema``, a part of ``root``."""
-        if id(schema) not in self._known:
-            text = _complete(schema, root)
-            if text not in self._schemas:
-                self._schemas[text] = f"json_{len(self._schemas)}"
-                self.rules += [comment, f"{self._schemas[text]}: %json {text}"]
-                self._length += len(text)
-            self._known[id(schema)] = schema, self._schemas[text]
-        return self._known[id(schema)][1]
+        known = self._known
+        if id(schema) not in known:  # many parameters refer to one definition
+            own = json.dumps(schema)
+            if own not in known:
+                text = _complete(schema, root)
+                if text not in self._schemas:
+                    self._schemas[text] = f"json_{len(self._schemas)}"
+                    self.rules += [comment, f"{self._schemas[text]}: %json {text}"]
+                    self._length += len(text)
+                known[own] = self._schemas[text]
+            known[id(schema)] = known[own]
+        return known[id(schema)]
 
 
-MOST_VALUES = 1 << 14  # alternatives and enumerated values of all parameters, counted wherever one refers to them
+MOST_VALUES = 1 << 14  # of all parameters, as `count_values` counts: what they share counts for each of them
 
 
 def count_values(schema: Mapping[str, Any]) -> Iterator[int]:
-    """Alternatives and enumerated values of a call's parameters, part by part."""
-    return (len(choices(each) or "1") for each in _listed(schema))
+    """How many values, alternatives and references a call's parameters have, part by part."""
+    return (len(choices(each) or "1") for value in _listed(schema) for each, _ in looked_at(value, schema))
 
 
-def _listed(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The alternatives of all listed parameters."""
+def _listed(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of all listed parameters."""
     for owner in _owners(schema):
-        for value in (owner.get("properties") or {}).values():
-            yield from branches(value, schema)
+        yield from _properties(owner).values()
+
+
+def _properties(owner: Mapping[str, Any]) -> dict[str, Any]:
+    listed = owner.get("properties")
+    return listed if isinstance(listed, dict) else {}
 
 
 def unenforced(schema: Mapping[str, Any]) -> str:
     """Keywords of the schema's strings that `ParameterGrammar` leaves out."""
-    texts = [each for each in _listed(schema) if "string" in json_types(each) and choices(each) is None]
+    found = (each for value in _listed(schema) for each in branches(value, schema))
+    texts = [each for each in found if "string" in json_types(each) and choices(each) is None]
     return ", ".join(
         key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
     )

@@ -213,7 +213,7 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
         # Reading them would take seconds in which nothing else is served, and end in this refusal.
         body.refuse("tools", f"the schemas that calls must follow exceed {MAX_SCHEMA_BYTES} bytes; simplify them")
     elif tools.form is ToolForm.QWEN_XML and any(total > MOST_VALUES for total in accumulate(_values(bound))):
-        body.refuse("tools", f"parameters of calls have more than {MOST_VALUES} alternatives in all; simplify them")
+        body.refuse("tools", f"parameters of calls have over {MOST_VALUES} alternatives and references; simplify them")
     elif (grammar := tools.grammar(tokenizer, answer)) is not None:
         if given is None:
             body.names[GRAMMAR_FIELD] = body.path("tools")

@@ -358,10 +358,18 @@ def test_a_definition_that_many_parameters_refer_to_is_written_once(monkeypatch:
     written = list[Any]()
     complete = tool_parameters._complete
     monkeypatch.setattr(tool_parameters, "_complete", lambda *args: written.append(args) or complete(*args))
-    schema = {
-        "properties": {f"p{i}": {"$ref": "#/$defs/any"} for i in range(100)},
-        "$defs": {"any": {"type": "object"}},
-    }
-    grammar = tool_parameters.ParameterGrammar()
-    grammar.add("arguments_0", schema, "//")
-    assert len(written) == sum(": %json" in rule for rule in grammar.rules) == 1
+    any_of: list[Any] = [{"$ref": "#/$defs/any"} for _ in range(100)]
+    for values in (any_of, [{"type": "array", "items": each} for each in any_of]):
+        schema = {"properties": {f"p{i}": each for i, each in enumerate(values)}, "$defs": {"any": {"type": "object"}}}
+        grammar = tool_parameters.ParameterGrammar()
+        grammar.add("arguments_0", schema, "//")
+        assert len(written) == sum(": %json" in rule for rule in grammar.rules) == 1
+        written.clear()
+
+
+@pytest.mark.parametrize(
+    "schema", [{"anyOf": [{"properties": [1]}]}, {"$ref": "#/$defs/a", "$defs": {"a": {"properties": "x"}}}]
+)
+def test_bug_properties_that_are_no_object_broke_the_call(schema: dict[str, Any]) -> None:
+    assert list(tool_parameters.count_values(schema)) == []
+    assert unenforced(schema) == ""

@@ -291,11 +291,18 @@ def test_schemas_of_tools_that_are_far_too_long_are_not_read(count: int, monkeyp
     assert read == []
 
 
-@pytest.mark.parametrize("alternatives", [{"enum": [*range(500)]}, {"anyOf": [{"const": i} for i in range(500)]}])
+@pytest.mark.parametrize(
+    "alternatives",
+    [
+        {"enum": [*range(500)]},
+        {"anyOf": [{"const": i} for i in range(500)]},
+        {"anyOf": [{"$ref": "#/$defs/one"}] * 500},
+    ],
+)
 def test_parameters_that_share_too_many_alternatives_are_refused(alternatives: dict[str, Any]) -> None:
     """A small body may refer to them so often that the grammar takes seconds, in which nothing else is served."""
     shared = {f"p{i}": {"$ref": "#/$defs/any"} for i in range(100)}
-    schema = {"type": "object", "properties": shared, "$defs": {"any": alternatives}}
+    schema = {"type": "object", "properties": shared, "$defs": {"any": alternatives, "one": {"type": "integer"}}}
     tools = [{"function": {"name": "f", "parameters": schema, "strict": True}}]
     body, tokenizer = Body({"tools": tools}, ViolationCollector()), FakeTokenizer()
     use = tool_use.read_tools(body, tokenizer)  # type: ignore[arg-type]
