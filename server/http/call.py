@@ -49,6 +49,7 @@ class ServerContext:
 
 
 BODY_IDLE_S = 30.0  # between two pieces of a body
+_COUNTED = 1 << 16  # bytes of a large body between two turns of other calls
 LINGER_S = 2.0  # reading the rest of a body that is refused
 SILENT_S = 15.0  # of a stream, after which it gets a comment: proxies cut off what is silent for a minute
 JSON, EVENT_STREAM = b"application/json", b"text/event-stream"
@@ -197,17 +198,16 @@ class Call:
         if size and coding.lower() not in ("", "identity"):
             problem = f"content-encoding: {coding[:64]!r} is not read here; send the body without it"
             raise CallRefusedError(415, "BODY_CODING", problem, "content-encoding")
+        self.content = b"".join(pieces)
         if size <= LARGE_BYTES:
-            self.content = b"".join(pieces)
             return
+        pieces.clear()
         async with self.server.large_bodies:  # large bodies are parsed one at a time, and other calls run in between
-            for cost in parsing_costs(pieces):
+            for cost in parsing_costs(self.content[at : at + _COUNTED] for at in range(0, size, _COUNTED)):
                 if cost > MAX_COST:
                     problem = f"has too many values; send at most {MAX_PROMPT_TOKENS} numbers, or fewer other values"
                     raise InvalidRequestError.of("body", problem)
                 await asyncio.sleep(0)
-            self.content = b"".join(pieces)
-            await asyncio.sleep(0)
             _ = self.data
             await asyncio.sleep(0)
 

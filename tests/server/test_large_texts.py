@@ -25,6 +25,7 @@ from server.async_tokenizer import (
     TextTooLongError,
     text_length,
 )
+from server.http import call as http_call
 from server.http.call import Call
 from server.json_body import parsing_costs
 from specdec.api.v1 import generation_pb2 as pb
@@ -33,7 +34,7 @@ from specdec.core.fields import MAX_PROMPT_TOKENS
 from specdec.errors import InvalidRequestError, QueueFullError
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.http.calls import make_call, make_context
+from tests.server.http.calls import ignored, make_call, make_context, receiving
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
 
 LARGE = "x" * (LARGE_CHARACTERS + 1)
@@ -182,6 +183,19 @@ def test_the_longest_prompt_of_ids_and_any_long_text_are_parsed() -> None:
 def test_a_large_body_that_is_not_json_is_refused_when_it_has_come() -> None:
     with pytest.raises(InvalidRequestError, match="is not JSON"):
         call_with(b'{"a":[' + b"1," * 500_000 + b"1}")
+
+
+def test_a_large_body_in_many_pieces_holds_up_no_other_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_call, "LARGE_BYTES", 1000)
+    counted = list[bytes]()
+    monkeypatch.setattr(
+        http_call, "parsing_costs", lambda pieces: parsing_costs(counted.append(p) or p for p in pieces)
+    )
+    body = b'{"a":[' + b"1," * 1000 + b"1]}"
+    messages = [{"type": "http.request", "body": body[at : at + 1], "more_body": True} for at in range(len(body))]
+    call = Call({"headers": []}, receiving(*messages, {"type": "http.request"}), ignored, make_context(limit=16 << 20))
+    asyncio.run(call.read())
+    assert (counted, len(call.data["a"])) == ([body], 1001)
 
 
 def call_with(body: bytes) -> Call:
