@@ -211,7 +211,7 @@ class Workplace:
         self,
         params: types.InitializeParams,
         unit: OffsetUnit,
-        connect: Callable[[], Client],
+        connect: Callable[[int], Client],
         notices: Notices,
     ) -> None:
         self._notices = notices

@@ -66,9 +66,9 @@ STATUS = "specdec/didChangeStatus"
 
 
 class InlineLanguageServer(LanguageServer):
-    """``connect`` creates a client of the specdec server."""
+    """``connect`` creates a client of the specdec server, as `SessionLink` takes it."""
 
-    def __init__(self, connect: Callable[[], Client]) -> None:
+    def __init__(self, connect: Callable[[int], Client]) -> None:
         # Not pygls's converter, which makes objects of unknown types of dicts.
         converter = converters.get_converter
         super().__init__("specdec", specdec.__version__, protocol_cls=InlineProtocol, converter_factory=converter)
@@ -158,7 +158,7 @@ def _accept_part(work: Workplace, params: Any) -> None:
         work.outcomes.partly_accepted(_suggestion_id(params), length)
 
 
-def run_stdio(connect: Callable[[], Client]) -> int:
+def run_stdio(connect: Callable[[int], Client]) -> int:
     """Serve one editor until it disconnects; returns LSP's exit code. Standard output belongs to the protocol; other
     output of this process goes to standard error."""
     # pygls logs every message, which contains the user's text.

@@ -317,16 +317,16 @@ _LASTING = (
 
 
 class SessionLink:
-    """Keeps a session open. ``connect`` creates a client, used for one stream. The session's id is kept, so that a
-    server that still runs returns the versions of the documents it holds. `start` it, and `close` it, in one event
-    loop."""
+    """Keeps a session open. ``connect`` creates a client, used for one stream, by the number of streams that failed so
+    far. The session's id is kept, so that a server that still runs returns the versions of the documents it holds.
+    `start` it, and `close` it, in one event loop."""
 
-    def __init__(self, connect: Callable[[], Client], settings: Settings, notices: Notices) -> None:
+    def __init__(self, connect: Callable[[int], Client], settings: Settings, notices: Notices) -> None:
         self._connect, self._notices = connect, notices
         self.settings = settings  # in force; `configure` changes them
         self._client: Client | None = None
         self._live: LiveSession | None = None
-        self._pause_s = _FIRST_PAUSE_S  # after the next failure
+        self._failures, self._pause_s = 0, _FIRST_PAUSE_S  # streams that failed, and the pause after the next one
         self.model = ""  # of the session; empty before it is set up
         self._session_id = ""
         self._trouble = ""
@@ -468,8 +468,10 @@ class SessionLink:
                 await asyncio.wait([serving])
             if serving.cancelled():  # by `_end_stream`
                 if self._trouble:
+                    self._failures += 1
                     self._notices.state(LinkState.AWAY, self._trouble)
                 continue
+            self._failures += 1
             error = serving.exception()
             if error is not None and not isinstance(error, CallError):
                 raise error
@@ -482,7 +484,7 @@ class SessionLink:
                 await asyncio.wait_for(self._configured.wait(), pause_s)
 
     async def _serve(self) -> None:
-        async with self._connect() as client, client.completion.session() as call:
+        async with self._connect(self._failures) as client, client.completion.session() as call:
             live = LiveSession(call, self._set_up, self._refused)
             self._client, self._live = client, live
             try:

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import sys
-from itertools import cycle
 from typing import Any
 
 import click
@@ -36,8 +35,13 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     credentials, workspace = pop_credentials(values), _workspace()
     Client(server, credentials)  # refuses an empty address, or a file that cannot be read, before the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    addresses = cycle(server.split(","))  # each session that ends is followed by one on the next server
-    code = run_stdio(lambda: Client(next(addresses), credentials, RetryPolicy(attempts=1), workspace=workspace))
+    addresses = server.split(",")  # a session that fails is followed by one on the next server
+
+    def connect(failures: int) -> Client:
+        address = addresses[failures % len(addresses)]
+        return Client(address, credentials, RetryPolicy(attempts=1), workspace=workspace)
+
+    code = run_stdio(connect)
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from specdec.api.v1 import completion_pb2 as pb
 def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
     """A link with a session whose server side is the test."""
     notices = Notices(lambda text: None, lambda *args: None)
-    link = SessionLink(lambda: pytest.fail("it connected"), Settings(timeLimitMs=limit_ms), notices)
+    link = SessionLink(lambda _: pytest.fail("it connected"), Settings(timeLimitMs=limit_ms), notices)
     link._live, live.ready = live, True
     return link
 
@@ -105,8 +106,8 @@ async def test_a_server_that_has_gone_silent_is_not_said_to_have_ended_the_sessi
 ) -> None:
     monkeypatch.setattr(session, "SILENT_S", 0.01)
     seen: list[dict[str, str]] = []
-    made_client: Any = SlowToClose
-    link = SessionLink(made_client, Settings(timeLimitMs=1.0), Notices(lambda text: None, seen.append))
+    connect = Mock(side_effect=lambda _: SlowToClose())
+    link = SessionLink(connect, Settings(timeLimitMs=1.0), Notices(lambda text: None, seen.append))
     link.start()
     await asyncio.sleep(0.01)
     assert link._live is not None
@@ -116,6 +117,8 @@ async def test_a_server_that_has_gone_silent_is_not_said_to_have_ended_the_sessi
         while not seen:
             await asyncio.sleep(0.01)
     assert (seen[-1]["state"], "does not answer" in seen[-1]["message"]) == ("away", True)
+    await asyncio.sleep(0.01)
+    assert [asked.args for asked in connect.mock_calls] == [(0,), (1,)]
     await link.close()
 
 
@@ -146,9 +149,9 @@ class SlowToClose:
 
 
 async def test_switching_suggestions_off_and_on_fast_leaves_one_session() -> None:
-    made: Any = SlowToClose
+    connect = Mock(side_effect=lambda _: SlowToClose())
     seen: list[dict[str, str]] = []
-    link = SessionLink(made, Settings(), Notices(lambda text: None, seen.append))
+    link = SessionLink(connect, Settings(), Notices(lambda text: None, seen.append))
     link.start()
     await asyncio.sleep(0)
     for _ in range(2):
@@ -161,6 +164,7 @@ async def test_switching_suggestions_off_and_on_fast_leaves_one_session() -> Non
     await asyncio.sleep(0.2)
     assert link._live is None
     assert [status["state"] for status in seen] == ["off"]
+    assert {asked.args for asked in connect.mock_calls} == {(0,)}  # none has failed: no other server is asked
     await link.close()
 
 
@@ -177,7 +181,7 @@ class Ready(SlowToClose):
 async def test_bug_a_session_that_was_stopped_does_not_become_ready() -> None:
     client: Any = Ready()
     seen: list[dict[str, str]] = []
-    link = SessionLink(lambda: client, Settings(), Notices(lambda text: None, seen.append))
+    link = SessionLink(lambda _: client, Settings(), Notices(lambda text: None, seen.append))
     link.start()
     await asyncio.sleep(0.01)
     client.said.put_nowait(pb.CompleteSessionResponse(ready=pb.SessionReady(session_id="s", fills_in=True)))
