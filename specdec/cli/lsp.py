@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -32,16 +33,11 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     from specdec.client.client import Client
     from specdec.client.connection import RetryPolicy
 
-    credentials, workspace = pop_credentials(values), _workspace()
-    Client(server, credentials)  # refuses an empty address, or a file that cannot be read, before the editor waits
+    client = partial(Client, credentials=pop_credentials(values), retry=RetryPolicy(attempts=1), workspace=_workspace())
+    client(server)  # refuses an empty address, or a file that cannot be read, before the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     addresses = server.split(",")  # a session that fails is followed by one on the next server
-
-    def connect(failures: int) -> Client:
-        address = addresses[failures % len(addresses)]
-        return Client(address, credentials, RetryPolicy(attempts=1), workspace=workspace)
-
-    code = run_stdio(connect)
+    code = run_stdio(lambda failures: client(addresses[failures % len(addresses)]))
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting
 

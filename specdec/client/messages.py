@@ -63,10 +63,10 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
     fill_values(message, Request, asked)
     message.scheduling.supersedes_key = asked.get("supersedes_key", "")
     prediction = asked.get("prediction", "")
-    if isinstance(prediction, str) and prediction:
-        message.prediction.text = prediction
-    elif prediction is not None and len(prediction):
+    if prediction is not None and not isinstance(prediction, str):
         _fill_ids(message.prediction.token_ids, prediction, "prediction: must be a text, or token ids")
+    elif prediction:
+        message.prediction.text = prediction
     if (grammar := asked.get("grammar")) is not None:
         message.grammar.CopyFrom(grammar_message(grammar))
     if (resume := asked.get("resume")) is not None:

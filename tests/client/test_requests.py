@@ -129,6 +129,7 @@ def test_token_ids_are_any_integers_and_nothing_else() -> None:
     ("asked", "reason"),
     [
         ({"prediction": b"text"}, "prediction: must be a text, or token ids, all of them integers"),
+        ({"prediction": 5}, "prediction: must be a text, or token ids, all of them integers"),
         ({"prediction": [1.5]}, "prediction: must be a text, or token ids, all of them integers"),
         ({"stopping": StoppingParams(stop=cast(Any, "ab"))}, r"stopping\.stop: must be a list of texts"),
     ],
