@@ -34,7 +34,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "sd_writer_work": (c_int64, c_void_p, c_int64),
     "sd_suffix_new": (c_void_p, c_void_p, c_int32, *_TEXT),
     "sd_suffix_free": (None, c_void_p),
-    "sd_suffix_match": (c_int32, c_void_p, *_TEXT, c_int64),
+    "sd_suffix_match": (c_int32, c_void_p, *_TEXT, POINTER(c_int64)),
     "sd_suffix_next": _NEXT,
     "sd_index_new": (c_void_p,),
     "sd_index_free": (None, c_void_p),

@@ -41,9 +41,9 @@ class SuffixReader(Reader):
         self._read(tokens)
         return self._text + self._after
 
-    def match(self, tokens: Seq[int], budget: int) -> int:
-        """Index at most ``budget`` of the sequence's ``tokens`` and look for the longest suffixes of the text; returns
-        the tokens of the longest one."""
+    def match(self, tokens: Seq[int], budget: ctypes.c_int64) -> int:
+        """Index at most ``budget`` of the sequence's ``tokens``, reduce ``budget`` by their number, and look for the
+        longest suffixes of the text; returns the tokens of the longest one."""
         self._read(tokens)
         return self._match(self, *text_of(self._text), budget)
 
@@ -80,7 +80,7 @@ class SuffixDrafter(Drafter):
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
         """See `Drafter`; indexes new tokens and stores finished texts, a bounded number per call."""
         self._library.work(WRITTEN_AT_ONCE)
-        budget = INDEXED_PER_STEP // max(1, len(sequences))
+        budget = ctypes.c_int64(INDEXED_PER_STEP)
         return [match_of(self._readers[sequence].match(sequence.tokens, budget)) for sequence in sequences]
 
     def fill(self, task: DraftTask, tree: TokenTree) -> None:

@@ -11,9 +11,8 @@ namespace sd {
 namespace {
 
 // At most `limit` tokens of text. Text is appended to the young generation. When that holds half of the limit, it becomes
-// the old generation, and the previous old one is dropped: an automaton cannot drop single texts, and this takes constant
-// time. Text that is used again is written to the young generation again (`Writer` skips only what that holds), so text in
-// use stays.
+// the old generation, and the previous old one is dropped: an automaton cannot drop single texts. Text that is used again
+// is written to the young generation again (`Writer` skips only what that holds), so text in use stays.
 struct Store {
   explicit Store(int64_t limit) : half(std::max<int64_t>(1, limit / 2)) {}
 
@@ -108,9 +107,9 @@ class SuffixReader : public BestFirst<TextContext> {
   SuffixReader(std::vector<Store*> stores, const int32_t* other, int64_t n_other)
       : stores_(std::move(stores)), other_(other, other + n_other) {}
 
-  // Indexes at most `budget` tokens of the other texts and then of `text`, and looks for the longest suffixes of `text`;
-  // returns the tokens of the longest one.
-  int32_t match(const int32_t* text, int64_t n, int64_t budget) {
+  // Indexes at most `budget` tokens of the other texts and then of `text`, and reduces `budget` by their number. Looks
+  // for the longest suffixes of `text`; returns the tokens of the longest one.
+  int32_t match(const int32_t* text, int64_t n, int64_t& budget) {
     for (; budget > 0 && !other_.empty(); --budget) {
       own_->append(other_.front());
       other_.pop_front();
@@ -119,20 +118,17 @@ class SuffixReader : public BestFirst<TextContext> {
     std::vector<TextContext> found;
     const int32_t own = own_->repeated();
     if (indexed_ == n && own > 0) found.push_back({own_, own, own_->length(own)});
-    const auto current = texts();
-    if (!std::equal(current.begin(), current.end(), cursors_.begin(), cursors_.end(),
-                    [](const auto& text, const Cursor& cursor) { return text == cursor.automaton; })) {
-      std::vector<Cursor> cursors;
-      for (const auto& each : current) {
+    std::vector<Cursor> cursors;
+    for (const Store* store : stores_) {
+      for (const auto& each : {store->young, store->old}) {
+        if (!each->size()) continue;
         auto known = std::find_if(cursors_.begin(), cursors_.end(), [&](auto& c) { return c.automaton == each; });
-        cursors.push_back(known == cursors_.end() ? Cursor(each) : *known);
+        Cursor& cursor = cursors.emplace_back(known == cursors_.end() ? Cursor(each) : *known);
+        cursor.follow(text, n);
+        if (cursor.state) found.push_back({each, cursor.state, cursor.length});
       }
-      cursors_ = std::move(cursors);
     }
-    for (Cursor& cursor : cursors_) {
-      cursor.follow(text, n);
-      if (cursor.state) found.push_back({cursor.automaton, cursor.state, cursor.length});
-    }
+    cursors_ = std::move(cursors);
     return set_roots(std::move(found));
   }
 
@@ -156,16 +152,6 @@ class SuffixReader : public BestFirst<TextContext> {
   }
 
  private:
-  std::vector<std::shared_ptr<Automaton>> texts() const {
-    std::vector<std::shared_ptr<Automaton>> found;
-    for (const Store* store : stores_) {
-      for (const auto& each : {store->young, store->old}) {
-        if (each->size()) found.push_back(each);
-      }
-    }
-    return found;
-  }
-
   std::vector<Store*> stores_;
   std::deque<int32_t> other_;  // what is left to index of the other texts
   int64_t indexed_ = 0;        // tokens of the text that are indexed
@@ -189,8 +175,8 @@ sd::SuffixReader* sd_suffix_new(sd::Store** stores, int32_t n_stores, const int3
   return new sd::SuffixReader({stores, stores + n_stores}, other, n_other);
 }
 void sd_suffix_free(sd::SuffixReader* reader) { delete reader; }
-int32_t sd_suffix_match(sd::SuffixReader* reader, const int32_t* text, int64_t n, int64_t budget) {
-  return reader->match(text, n, budget);
+int32_t sd_suffix_match(sd::SuffixReader* reader, const int32_t* text, int64_t n, int64_t* budget) {
+  return reader->match(text, n, *budget);
 }
 int32_t sd_suffix_next(sd::SuffixReader* reader, int32_t node, double score, int32_t width, sd::Candidate* out) {
   return reader->next(node, score, width, *out);

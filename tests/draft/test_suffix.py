@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from ctypes import c_int64
 from itertools import pairwise
 
 import pytest
@@ -198,7 +199,7 @@ def test_a_change_in_a_known_text_costs_only_itself() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 20)
+    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 10)  # of both sequences together
     suffixes = drafter(ALONE)
     long = begun(suffixes, [*range(100, 135), 100, 101], prediction_ids=tuple(range(200, 205)))
     short = begun(suffixes, [1, 2, 3, 1, 2])
@@ -247,4 +248,4 @@ def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyP
 def written(of: SuffixDrafter, text: list[int]) -> int:
     """How many tokens of ``text``, all different, requests without a session can draft from."""
     stores = of._library.stores(make_sequence([1]).request)
-    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match([token], 0) for token in text)
+    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match([token], c_int64(0)) for token in text)

@@ -6,6 +6,7 @@ import ctypes
 import random
 from array import array
 from collections.abc import Callable
+from ctypes import c_int64
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def holds(store: TextStore, part: list[int]) -> bool:
     """Whether the store holds ``part``, or every run in it of as many tokens as a match is followed."""
     runs = [part[at : at + 32] for at in range(max(1, len(part) - 31))]
     readers = [SuffixReader(lookups(), make_sequence(run), [store]) for run in runs]
-    return all(reader.match(run, 0) == len(run) for reader, run in zip(readers, runs, strict=True))
+    return all(reader.match(run, c_int64(0)) == len(run) for reader, run in zip(readers, runs, strict=True))
 
 
 def novel(count: int, seed: int) -> list[int]:

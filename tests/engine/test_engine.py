@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from ctypes import c_int64
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_an_idle_engine_writes_the_finished_text() -> None:
     (suffixes,) = engine._speculation.drafters
     assert isinstance(suffixes, SuffixDrafter)
     stores = suffixes._library.stores(request())
-    assert SuffixReader(lookups(), make_sequence(ids[:20]), stores).match(ids[:20], 0) == 20
+    assert SuffixReader(lookups(), make_sequence(ids[:20]), stores).match(ids[:20], c_int64(0)) == 20
     assert not tiny_engine().idle()
 
 
