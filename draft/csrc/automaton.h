@@ -35,24 +35,9 @@ class Automaton {
     ++size_;
     const int32_t added = add_state(states_[last_].length + 1, NONE, 0);
     int32_t state = last_, target = -1;
-    while (state != -1) {
-      State& at = states_[state];
-      if (at.token == NONE) {
-        at.token = token;
-        at.next = added;
-      } else if (at.token == token) {
-        target = at.next;
-        break;
-      } else if (at.branch < 0) {
-        at.branch = (int32_t)branches_.size();
-        branches_.emplace_back().add(token, added);
-      } else if (int32_t* next = branches_[at.branch].find(token)) {
-        target = *next;
-        break;
-      } else {
-        branches_[at.branch].add(token, added);
-      }
-      state = at.link;
+    while (state != -1 && (target = follow(state, token)) == -1) {
+      add_follower(state, token, added);
+      state = states_[state].link;
     }
     if (target == -1) {
       states_[added].link = 0;
@@ -119,6 +104,20 @@ class Automaton {
     return at.branch < 0 ? nullptr : branches_[at.branch].find(token);
   }
 
+  void add_follower(int32_t state, int32_t token, int32_t next) {
+    State& at = states_[state];
+    if (at.token == NONE) {
+      at.token = token;
+      at.next = next;
+      return;
+    }
+    if (at.branch < 0) {
+      at.branch = (int32_t)branches_.size();
+      branches_.emplace_back();
+    }
+    branches_[at.branch].add(token, next);
+  }
+
   // A new state for the contexts of `target` that are a context of `state` followed by `token`.
   int32_t split(int32_t state, int32_t token, int32_t target) {
     const int32_t clone = add_state(states_[state].length + 1, states_[target].token, states_[target].next);
@@ -168,7 +167,7 @@ class Cursor {
     while (position_ < n) step(tokens[position_++]);
   }
 
-  // Appends `token` to the sequence.
+  // Appends `token` to the sequence. If the text has grown meanwhile, `length` may be too large until the match ends.
   void step(int32_t token) {
     int32_t target = automaton->follow(state, token);
     while (target < 0 && state) {

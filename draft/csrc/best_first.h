@@ -9,7 +9,7 @@
 
 namespace sd {
 
-constexpr int MAX_CONTEXTS = 4;            // contexts of a root, the longest ones; more change acceptance by less than its noise
+constexpr int MAX_CONTEXTS = 4;            // of a root, the longest ones; further ones gain less acceptance than its noise
 constexpr double MAX_SHARED_CHANCE = 0.9;  // sum of the children's chances above which shorter contexts are not consulted
 
 // The fit to source code that `Shares` describes
