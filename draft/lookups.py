@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from array import array
 from ctypes import POINTER, c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ class Candidate(ctypes.Structure):
     _fields_ = (("chance", c_double), ("parent", c_int32), ("token", c_int32), ("rank", c_int32))
 
 
-_TEXT = (c_void_p, c_int64)  # tokens, their number
+_TEXT = (c_void_p, c_int64)  # the buffer of an array of 32-bit tokens; it is valid until the array changes
 _NEXT = (c_int32, c_void_p, c_int32, c_double, c_int32, POINTER(Candidate))
 # Results and argument types
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -62,11 +61,6 @@ def open_lookups(path: Path) -> ctypes.PyDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def text_of(tokens: array[int]) -> tuple[int, int]:
-    """``tokens``, an array of 32-bit integers, as two arguments; valid until the array changes."""
-    return tokens.buffer_info()
 
 
 class Native:

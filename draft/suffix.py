@@ -6,7 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence as Seq
 
-from draft.lookups import Reader, match_of, text_of
+from draft.lookups import Reader, match_of
 from draft.protocol import Drafter, DraftTask
 from draft.text_store import BREAK, TextLibrary, TextStore
 from specdec.control.inputs import Match
@@ -33,7 +33,7 @@ class SuffixReader(Reader):
                 other.extend(part)
                 other.append(BREAK)
         handles = (ctypes.c_void_p * len(stores))(*[store._as_parameter_ for store in stores])
-        super().__init__(library, "suffix", handles, len(stores), *text_of(other))
+        super().__init__(library, "suffix", handles, len(stores), *other.buffer_info())
         self._match = library.sd_suffix_match
 
     def document(self, tokens: Seq[int]) -> array[int]:
@@ -45,7 +45,7 @@ class SuffixReader(Reader):
         """Index at most ``budget`` of the sequence's ``tokens``, reduce ``budget`` by their number, and look for the
         longest suffixes of the text; returns the tokens of the longest one."""
         self._read(tokens)
-        return self._match(self, *text_of(self._text), budget)
+        return self._match(self, *self._text.buffer_info(), budget)
 
     def _read(self, tokens: Seq[int]) -> None:
         self._text.extend(tokens[self._n_read :])

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import TypeVar
 
-from draft.lookups import Native, text_of
+from draft.lookups import Native
 from specdec.core.types import Request
 
 BREAK = -1  # token between two texts: no sequence holds it, so no match crosses it
@@ -25,7 +25,7 @@ class TextWriter(Native):
     """Writes a text to a store, except the parts that the store holds."""
 
     def __init__(self, library: ctypes.PyDLL, store: TextStore, tokens: array[int]) -> None:
-        super().__init__(library, "writer", store, *text_of(tokens))
+        super().__init__(library, "writer", store, *tokens.buffer_info())
         self._store = store  # the native writer writes to it
         self._work, self.remaining = library.sd_writer_work, len(tokens)
 
