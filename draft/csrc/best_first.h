@@ -94,8 +94,13 @@ class BestFirst {
       contexts_ = roots_;
     }
     if (node >= 0 && width > 0) {
+      Shares<Context> shares;
+      for (Context& context : contexts_) {
+        const auto found = followers(context);
+        if (!found.empty() && shares.add(context.length, found)) break;
+      }
       int32_t rank = 0;
-      for (auto& child : children(contexts_, width)) {
+      for (auto& child : shares.best(width)) {
         heads_.push({-score - std::log(child.chance), order_++, {child.chance, node, child.token, rank++},
                      std::move(child.contexts)});
       }
@@ -116,7 +121,8 @@ class BestFirst {
     return roots_.empty() ? 0 : roots_[0].length;
   }
 
-  virtual std::vector<Child<Context>> children(const std::vector<Context>& contexts, int32_t width) = 0;
+  // What followed `context`. If nothing did, it may be replaced by a shorter one.
+  virtual std::vector<Follower<Context>> followers(Context& context) = 0;
 
  private:
   struct Head {

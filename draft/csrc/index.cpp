@@ -61,13 +61,35 @@ class IndexReader : public BestFirst<Span> {
   }
 
  protected:
-  std::vector<Child<Span>> children(const std::vector<Span>& contexts, int32_t width) override {
-    Shares<Span> shares;
-    for (const Span& context : contexts) {
-      const auto found = followers(context);
-      if (!found.empty() && shares.add(context.length, found)) break;
+  // For a frequent context, counts are estimated from SAMPLES evenly spaced occurrences.
+  std::vector<Follower<Span>> followers(Span& context) override {
+    const IndexText& index = *context.index;
+    const int32_t length = context.length;
+    int64_t low = context.low, high = context.high;
+    if (context.token >= 0) {
+      low = index.bound(low, high, length - 1, &context.token, 1, 0);
+      high = index.bound(low, high, length - 1, &context.token, 1, 1);
     }
-    return shares.best(width);
+    std::vector<Follower<Span>> found;
+    const int64_t size = high - low, n = std::min<int64_t>(size, SAMPLES);
+    const auto place = [&](int64_t i) { return i < n ? low + i * size / n : high; };
+    const auto add = [&](uint32_t token, int64_t count, Span behind) {
+      if (token != index.separator) found.push_back({(int32_t)token, count, behind});
+    };
+    if (!size) return found;
+    const uint32_t first = index.token(low, length);
+    if (first == index.token(high - 1, length)) {
+      add(first, size, {&index, low, high, length + 1, -1});
+      return found;
+    }
+    for (int64_t i = 0, end; i < n; i = end) {
+      const uint32_t token = index.token(place(i), length);
+      for (end = i + 1; end < n && index.token(place(end), length) == token;) ++end;
+      // The token's first and last entries lie between these samples and their neighbours.
+      const Span behind{&index, i ? place(i - 1) : low, place(end), length + 1, (int32_t)token};
+      add(token, std::max<int64_t>(1, (end - i) * size / n), behind);
+    }
+    return found;
   }
 
  private:
@@ -98,37 +120,6 @@ class IndexReader : public BestFirst<Span> {
       if (high - low > most) found.push_back({&index, low, high, length, -1});
       most = std::max(most, high - low);
     }
-  }
-
-  // For a frequent context, counts are estimated from SAMPLES evenly spaced occurrences.
-  static std::vector<Follower<Span>> followers(const Span& context) {
-    const IndexText& index = *context.index;
-    const int32_t length = context.length;
-    int64_t low = context.low, high = context.high;
-    if (context.token >= 0) {
-      low = index.bound(low, high, length - 1, &context.token, 1, 0);
-      high = index.bound(low, high, length - 1, &context.token, 1, 1);
-    }
-    std::vector<Follower<Span>> found;
-    const int64_t size = high - low, n = std::min<int64_t>(size, SAMPLES);
-    const auto place = [&](int64_t i) { return i < n ? low + i * size / n : high; };
-    const auto add = [&](uint32_t token, int64_t count, Span behind) {
-      if (token != index.separator) found.push_back({(int32_t)token, count, behind});
-    };
-    if (!size) return found;
-    const uint32_t first = index.token(low, length);
-    if (first == index.token(high - 1, length)) {
-      add(first, size, {&index, low, high, length + 1, -1});
-      return found;
-    }
-    for (int64_t i = 0, end; i < n; i = end) {
-      const uint32_t token = index.token(place(i), length);
-      for (end = i + 1; end < n && index.token(place(end), length) == token;) ++end;
-      // The token's first and last entries lie between these samples and their neighbours.
-      const Span behind{&index, i ? place(i - 1) : low, place(end), length + 1, (int32_t)token};
-      add(token, std::max<int64_t>(1, (end - i) * size / n), behind);
-    }
-    return found;
   }
 };
 

@@ -133,22 +133,18 @@ class SuffixReader : public BestFirst<TextContext> {
   }
 
  protected:
-  std::vector<Child<TextContext>> children(const std::vector<TextContext>& contexts, int32_t width) override {
-    Shares<TextContext> shares;
-    for (const auto& [text, first, matched] : contexts) {
-      int32_t state = first, length = matched;
-      std::vector<Follower<TextContext>> followers;
-      while (state > 0) {
-        text->followers(state, [&](int32_t token, int32_t next) {
-          if (token >= 0) followers.push_back({token, text->count(next), {text, next, length + 1}});
-        });
-        if (!followers.empty()) break;
-        state = text->link(state);  // the end of a text: shorter contexts may occur elsewhere too
-        length = text->length(state);
-      }
-      if (!followers.empty() && shares.add(length, followers)) break;
+  std::vector<Follower<TextContext>> followers(TextContext& context) override {
+    auto& [text, state, length] = context;
+    std::vector<Follower<TextContext>> found;
+    while (state > 0) {
+      text->followers(state, [&](int32_t token, int32_t next) {
+        if (token >= 0) found.push_back({token, text->count(next), {text, next, length + 1}});
+      });
+      if (!found.empty()) break;
+      state = text->link(state);  // the end of a text: shorter contexts may occur elsewhere too
+      length = text->length(state);
     }
-    return shares.best(width);
+    return found;
   }
 
  private:

@@ -126,7 +126,7 @@ BROKEN = {
     "a split state loses followers": (AUTOMATON, "if (states_[target].branch >= 0) {", "if (false) {"),
     "a split moves one follower only": (AUTOMATON, "*next = clone;\n", "*next = clone;\n      break;\n"),
     "new text is not matched again": (AUTOMATON, "automaton->size() != size_ ||", ""),
-    "the end of a text is proposed": (SUFFIX, "if (token >= 0) followers", "followers"),
+    "the end of a text is proposed": (SUFFIX, "if (token >= 0) found", "found"),
     "no shorter context": (SUFFIX, "state = text->link(state);", "break;"),
     "the end of an index is proposed": (INDEX, "if (token != index.separator) found", "found"),
     "a span is not narrowed": (INDEX, "if (context.token >= 0) {", "if (false) {"),
