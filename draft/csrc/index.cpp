@@ -7,7 +7,7 @@
 namespace sd {
 namespace {
 
-constexpr int SAMPLES = 16;  // occurrences that are inspected of a more frequent context
+constexpr int SAMPLES = 16;  // entries of a frequent span whose followers are read
 
 // Mirrors IndexText in draft/index.py. A file that was replaced may be damaged, so that each position is checked.
 struct IndexText {
@@ -43,12 +43,11 @@ struct IndexText {
   int64_t start(int32_t token) const { return std::min<int64_t>(starts[token], n); }
 };
 
-// Entries [low, high) of the suffix array, which share their first `length` tokens. If `token` >= 0, only the entries
-// count in which it is the last of these tokens.
+// Entries [low, high) of the suffix array, which share their first `length` tokens.
 struct Span {
   const IndexText* index;
   int64_t low, high;
-  int32_t length, token;
+  int32_t length;
 };
 
 class IndexReader : public BestFirst<Span> {
@@ -61,33 +60,20 @@ class IndexReader : public BestFirst<Span> {
   }
 
  protected:
-  // For a frequent context, counts are estimated from SAMPLES evenly spaced occurrences.
-  std::vector<Follower<Span>> followers(Span& context) override {
-    const IndexText& index = *context.index;
-    const int32_t length = context.length;
-    int64_t low = context.low, high = context.high;
-    if (context.token >= 0) {
-      low = index.bound(low, high, length - 1, &context.token, 1, 0);
-      high = index.bound(low, high, length - 1, &context.token, 1, 1);
-    }
+  // Of a frequent span, the tokens that follow SAMPLES evenly spaced entries.
+  std::vector<Follower<Span>> followers(Span& span) override {
+    const auto& [index, low, high, length] = span;
     std::vector<Follower<Span>> found;
     const int64_t size = high - low, n = std::min<int64_t>(size, SAMPLES);
-    const auto place = [&](int64_t i) { return i < n ? low + i * size / n : high; };
-    const auto add = [&](uint32_t token, int64_t count, Span behind) {
-      if (token != index.separator) found.push_back({(int32_t)token, count, behind});
-    };
-    if (!size) return found;
-    const uint32_t first = index.token(low, length);
-    if (first == index.token(high - 1, length)) {
-      add(first, size, {&index, low, high, length + 1, -1});
-      return found;
-    }
-    for (int64_t i = 0, end; i < n; i = end) {
-      const uint32_t token = index.token(place(i), length);
-      for (end = i + 1; end < n && index.token(place(end), length) == token;) ++end;
-      // The token's first and last entries lie between these samples and their neighbours.
-      const Span behind{&index, i ? place(i - 1) : low, place(end), length + 1, (int32_t)token};
-      add(token, std::max<int64_t>(1, (end - i) * size / n), behind);
+    int64_t end = low;  // of the entries with the token before
+    for (int64_t i = 0; i < n && end < high; ++i) {
+      const int64_t at = low + i * size / n;
+      if (at < end) continue;
+      const int32_t token = index->token(at, length);
+      const int64_t first = index->bound(end, at, length, &token, 1, 0);
+      const bool is_last = index->compare(high - 1, length, &token, 1) == 0;
+      end = is_last ? high : index->bound(at + 1, high, length, &token, 1, 1);
+      if ((uint32_t)token != index->separator) found.push_back({token, end - first, {index, first, end, length + 1}});
     }
     return found;
   }
@@ -117,7 +103,7 @@ class IndexReader : public BestFirst<Span> {
     }
     for (int64_t most = 0; length; length /= 2) {
       const int64_t low = first(length), high = bound(length, low, 1);
-      if (high - low > most) found.push_back({&index, low, high, length, -1});
+      if (high - low > most) found.push_back({&index, low, high, length});
       most = std::max(most, high - low);
     }
   }

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from draft.protocol import DraftTask
 from specdec.core.tree import TokenTree
 
-MAX_CONTEXTS = 4
+MAX_CONTEXTS, SAMPLES = 4, 16
 Text = Seq[int]  # a token below 0 is no token of the vocabulary
 Context = tuple[Text, Text]
 """(text, pattern): the end of the path to a node, as far as the text holds it."""
@@ -56,8 +56,12 @@ def seen_in_text(text: Text, pattern: Text) -> Counts:
 
 
 def seen_in_index(text: Text, pattern: Text) -> Counts:
-    """What followed ``pattern``, by token."""
-    return pattern, sorted(followers(text, pattern))
+    """What followed ``pattern``, by token: all tokens, or those of `SAMPLES` evenly spaced places in that order. The
+    ends of files come last."""
+    behind = sorted((text[at] for at in places(text, pattern)), key=lambda token: (token < 0, token))
+    n = min(len(behind), SAMPLES)
+    seen = dict.fromkeys(behind[i * len(behind) // n] for i in range(n))
+    return pattern, [(token, behind.count(token)) for token in seen if token >= 0]
 
 
 def grow(task: DraftTask, contexts: Seq[Context], seen: Callable[[Text, Text], Counts]) -> TokenTree:

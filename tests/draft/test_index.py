@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -50,16 +49,6 @@ def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
     assert sorted(drafted(both, [1, 2, 3])) == [4, 5]
     asks_none = make_sequence([1, 2, 3], speculation=SpeculationParams(indexes=()))
     assert not IndexDrafter(lookups(), both).serves(asks_none)
-
-
-def test_counts_of_a_common_context_are_estimated(tmp_path: Path) -> None:
-    drafter = IndexDrafter(lookups(), shelf(tmp_path, a=[1, 2, 3] * 300 + [1, 2, 4] * 90 + [1, 2, 5] * 2))
-    sequence = make_sequence([9, 1, 2])
-    drafter.begin(sequence)
-    tree = propose(drafter, sequence, nodes=3, depth=1)
-    assert tree.tokens[1:3] == [3, 4]
-    share = [math.exp(score) for score in tree.scores[1:3]]
-    assert 2.4 < (share[0] / share[1]) ** (2 / 3) < 5.5  # by chance, 300 places to 90
 
 
 def test_tokens_beyond_the_vocabulary_are_unknown(tmp_path: Path) -> None:
