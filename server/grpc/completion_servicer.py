@@ -168,7 +168,10 @@ class CompletionSession:
                 return False
             edits = [TextEdit(edit.start, edit.end, edit.text) for edit in message.edits.edits]
             apply = partial(held.apply, edits, message.edits.version, self._unit)
-            await asyncio.to_thread(apply) if len(edits) > _FEW_EDITS else apply()
+            if len(edits) > _FEW_EDITS:
+                await asyncio.to_thread(apply)
+            else:
+                apply()
             session.keep(message.edits.uri, held)
         elif change == "close":
             session.documents.pop(message.close, None)
