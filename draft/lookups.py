@@ -28,9 +28,7 @@ _NEXT = (c_int32, c_void_p, c_int32, c_double, c_int32, POINTER(Candidate))
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "sd_store_new": (c_void_p, c_int64),
     "sd_store_free": (None, c_void_p),
-    "sd_writer_new": (c_void_p, c_void_p, *_TEXT),
-    "sd_writer_free": (None, c_void_p),
-    "sd_writer_work": (c_int64, c_void_p, c_int64),
+    "sd_store_write": (None, c_void_p, *_TEXT),
     "sd_suffix_new": (c_void_p, c_void_p, c_int32, *_TEXT),
     "sd_suffix_free": (None, c_void_p),
     "sd_suffix_match": (c_int32, c_void_p, *_TEXT, POINTER(c_int64)),

@@ -83,16 +83,6 @@ class DrafterManager:
         self._notify(sequence, lambda drafter: drafter.end(sequence))
         del self._enabled[sequence]
 
-    def idle(self) -> bool:
-        """See `Drafter.idle`."""
-        is_behind = False
-        for name, drafter in self._drafters.items():
-            try:
-                is_behind |= drafter.idle()
-            except Exception:
-                logger.exception("drafter %s failed between requests", name)
-        return is_behind
-
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether any drafter may propose for a sequence that drafts, also before `begin`."""
         if sequence in self._enabled:

@@ -122,10 +122,6 @@ class Drafter:
     def end(self, sequence: Sequence) -> None:
         """The sequence ended; release its state. Called once, also after a failure."""
 
-    def idle(self) -> bool:
-        """Do a small part of what no sequence should wait for, while none runs. Returns whether more is left."""
-        return False
-
 
 class ModelBasedDrafter(Drafter):
     """A drafter that runs a model."""

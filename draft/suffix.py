@@ -53,7 +53,6 @@ class SuffixReader(Reader):
 
 
 INDEXED_PER_STEP = 4096  # tokens of all sequences together: a long prompt must not delay the step
-WRITTEN_AT_ONCE = 512  # tokens of finished texts, in a step or while idle, since a request may arrive
 
 
 class SuffixDrafter(Drafter):
@@ -78,8 +77,7 @@ class SuffixDrafter(Drafter):
         )
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
-        """See `Drafter`; indexes new tokens and stores finished texts, a bounded number per call."""
-        self._library.work(WRITTEN_AT_ONCE)
+        """See `Drafter`; indexes a bounded number of new tokens per call."""
         budget = ctypes.c_int64(INDEXED_PER_STEP)
         return [match_of(self._readers[sequence].match(sequence.tokens, budget)) for sequence in sequences]
 
@@ -91,7 +89,3 @@ class SuffixDrafter(Drafter):
         reader = self._readers.pop(sequence, None)
         if reader is not None:
             self._library.add(sequence.request, reader.document(sequence.tokens))
-
-    def idle(self) -> bool:
-        self._library.work(WRITTEN_AT_ONCE)
-        return self._library.is_behind

@@ -136,8 +136,6 @@ class EngineLoop:
             wait = max(0.0, self._reported_at + self._heartbeat_s - time.monotonic())
             if self._admin.busy:
                 wait = min(wait, _LOADING_POLL_S)
-            if self._engine.idle():  # and more is left to do
-                wait = 0.0
         for kind, *rest in self._link.receive(wait):
             if kind == Frame.SUBMIT:
                 self._submit(*rest)

@@ -140,9 +140,6 @@ class PacedEngine:
     def has_work(self) -> bool:
         return bool(self._running or self._aborted)
 
-    def idle(self) -> bool:
-        return False
-
     def info(self) -> EngineInfo:
         return EngineInfo(
             target=NAME, draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise", max_context=CONTEXT,

@@ -41,38 +41,34 @@ constexpr int OVERLAP_TOKENS = 16;  // known tokens written on either side of ne
 // never moves back, begins after it. Between two adjacent matches lies a seam, which is new although both sides are known.
 class Writer {
  public:
-  Writer(Store* store, const int32_t* tokens, int64_t n)
-      : store_(store), tokens_(tokens, tokens + n), cursor_(store->young), into_(store->young) {}
+  Writer(Store* store, const int32_t* tokens) : store_(store), tokens_(tokens), into_(store->young) {}
 
-  // Processes at most `budget` tokens; returns how many are left.
-  int64_t work(int64_t budget) {
-    const int64_t n = tokens_.size();
-    for (int64_t end = std::min(n, read_ + budget); read_ < end;) {
-      if (store_->young != cursor_.automaton) cursor_ = Cursor(store_->young);  // a new generation, which is empty
-      cursor_.step(tokens_[read_++]);
-      const int32_t length = cursor_.length;
-      if (length >= KNOWN_TOKENS) known_ = read_;
+  void write(int64_t n) {
+    Cursor cursor(store_->young);
+    for (int64_t read = 1; read <= n; ++read) {
+      if (store_->young != cursor.automaton) cursor = Cursor(store_->young);  // a new generation, which is empty
+      cursor.step(tokens_[read - 1]);
+      if (cursor.length >= KNOWN_TOKENS) known_ = read;
       // No match holds the runs across the start of a match of at most OVERLAP_TOKENS.
-      decide(read_ - length, length <= OVERLAP_TOKENS);
+      decide(read - cursor.length, cursor.length <= OVERLAP_TOKENS);
     }
-    if (read_ == n) decide(n, false);
-    return n - read_;
+    decide(n, false);
   }
 
  private:
   void decide(int64_t upto, bool seam) {
     for (; decided_ < upto; ++decided_) {
       if (decided_ >= known_ || (seam && decided_ == upto - 1)) {
-        write(decided_);
+        append(decided_);
         trailing_ = OVERLAP_TOKENS;
       } else if (trailing_) {
-        write(decided_);
+        append(decided_);
         --trailing_;
       }
     }
   }
 
-  void write(int64_t at) {
+  void append(int64_t at) {
     store_->make_room();
     if (written_ != at || store_->young != into_) {
       into_ = store_->young;
@@ -84,10 +80,8 @@ class Writer {
   }
 
   Store* store_;
-  std::vector<int32_t> tokens_;
-  Cursor cursor_;
+  const int32_t* tokens_;
   std::shared_ptr<Automaton> into_;  // generation of the last write
-  int64_t read_ = 0;                 // tokens that the cursor has matched
   int64_t decided_ = 0;              // tokens that are written or skipped: up to the start of the current match
   int64_t written_ = -1;             // end of the last written run; -1: none
   int64_t known_ = 0;                // end of the last match of at least KNOWN_TOKENS
@@ -163,9 +157,7 @@ extern "C" {
 sd::Store* sd_store_new(int64_t limit) { return new sd::Store(limit); }
 void sd_store_free(sd::Store* store) { delete store; }
 
-sd::Writer* sd_writer_new(sd::Store* store, const int32_t* tokens, int64_t n) { return new sd::Writer(store, tokens, n); }
-void sd_writer_free(sd::Writer* writer) { delete writer; }
-int64_t sd_writer_work(sd::Writer* writer, int64_t budget) { return writer->work(budget); }
+void sd_store_write(sd::Store* store, const int32_t* tokens, int64_t n) { sd::Writer(store, tokens).write(n); }
 
 sd::SuffixReader* sd_suffix_new(sd::Store** stores, int32_t n_stores, const int32_t* other, int64_t n_other) {
   return new sd::SuffixReader({stores, stores + n_stores}, other, n_other);

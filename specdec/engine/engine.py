@@ -193,10 +193,6 @@ class Engine:
         """Whether `step` would do anything."""
         return bool(self._requests or self._preparation.waiting)
 
-    def idle(self) -> bool:
-        """Do a small part of what no request should wait for, while there are none. Returns whether more is left."""
-        return self._speculation.manager.idle()
-
     def step(self) -> list[RequestEvent]:
         """Run one step and return the events since the last one.
 

@@ -40,10 +40,6 @@ class Scripted(ModelBasedDrafter):
     def end(self, sequence: Sequence) -> None:
         self._called("end")
 
-    def idle(self) -> bool:
-        self._called("idle")
-        return True
-
     def pending_prefill(self, sequence: Sequence) -> int:
         self._called("pending_prefill")
         answer: int = self.owes

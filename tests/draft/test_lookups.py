@@ -58,7 +58,6 @@ def check_suffixes(library: ctypes.PyDLL, seed: int) -> None:
         if rng.random() < 0.4:
             earlier = text(12)
             drafter.end(begun(drafter, earlier))
-            drafter.idle()
             stored += [*([BREAK] if stored else []), *earlier]
         own = [*other, BREAK, *sequence.tokens]
         contexts = [(own, repeated_suffix(own)), (stored, longest_suffix(sequence.tokens, stored, 32))]

@@ -395,13 +395,6 @@ def test_a_failed_drafter_is_notified_of_the_end() -> None:
     assert not panel.may_propose("bad", sequence)
 
 
-def test_a_drafter_that_fails_while_idle_harms_no_other() -> None:
-    bad, good = Scripted("bad", chain(5)), Scripted("good", chain(5))
-    bad.raises = {"idle"}
-    assert DrafterManager([bad, good], VOCAB).idle()
-    assert not DrafterManager([bad], VOCAB).idle()  # it is not called again and again
-
-
 def test_a_sequence_that_never_started_may_end() -> None:
     drafter = Scripted("d", chain(5))
     DrafterManager([drafter], VOCAB).end(make_sequence([1]))

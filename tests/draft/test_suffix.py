@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from ctypes import c_int64
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix
-from draft.suffix import SuffixDrafter, SuffixReader
+from draft.suffix import SuffixDrafter
 from specdec.control.inputs import Match
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -36,8 +35,6 @@ def begun(of: SuffixDrafter, tokens: list[int], **fields: object) -> Sequence:
 def finish(of: SuffixDrafter, tokens: list[int], **fields: object) -> None:
     """A request with this text comes and goes, and its text is written."""
     of.end(begun(of, tokens, **fields))
-    while of.idle():
-        pass
 
 
 def edges(tree: TokenTree) -> Iterator[tuple[int, int]]:
@@ -219,33 +216,3 @@ def test_a_match_says_how_much_text_a_proposal_follows(text: list[int], match: M
     suffixes = drafter()
     finish(suffixes, [8, 2, 9])
     assert suffixes.match([begun(suffixes, text)]) == [match]
-
-
-def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 16)
-    suffixes, text = drafter(), list(range(100, 140))
-    suffixes.end(begun(suffixes, text))
-    sequence = begun(suffixes, [1])
-    assert written(suffixes, text) == 0
-    sizes = []
-    for _ in range(4):
-        suffixes.match([sequence])
-        sizes.append(written(suffixes, text))
-    assert sizes == [16, 32, 40, 40]
-
-
-def test_finished_texts_are_written_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "WRITTEN_AT_ONCE", 16)
-    suffixes, text = drafter(), list(range(100, 140))
-    assert not suffixes.idle()
-    suffixes.end(begun(suffixes, text))
-    assert [suffixes.idle() for _ in range(4)] == [True, True, False, False]
-    assert written(suffixes, text) == 40
-    sequence = begun(suffixes, [1, *text[:5]])  # nothing is left for its first step
-    assert suffixes.match([sequence]) == [Match.STRONG]
-
-
-def written(of: SuffixDrafter, text: list[int]) -> int:
-    """How many tokens of ``text``, all different, requests without a session can draft from."""
-    stores = of._library.stores(make_sequence([1]).request)
-    return sum(SuffixReader(lookups(), make_sequence([token]), stores).match([token], c_int64(0)) for token in text)

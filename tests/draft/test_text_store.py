@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draft import text_store
 from draft.suffix import SuffixReader
-from draft.text_store import TextLibrary, TextStore, TextWriter
+from draft.text_store import TextLibrary, TextStore
 from specdec.core.types import Request
 from tests.draft.helpers import make_sequence
 from tests.draft.native_lookups import changed_lookups, lookups
@@ -28,16 +28,14 @@ def new_store(limit: int = ROOMY) -> TextStore:
     return TextStore(lookups(), limit)
 
 
-def write(store: TextStore, text: list[int], budget: int = 7, library: ctypes.PyDLL | None = None) -> None:
-    writer = TextWriter(library or lookups(), store, array("i", text))
-    while writer.remaining:
-        assert 0 < writer.work(budget) <= budget
+def write(store: TextStore, text: list[int]) -> None:
+    store.write(array("i", text))
 
 
-def holds(store: TextStore, part: list[int]) -> bool:
+def holds(store: TextStore, part: list[int], library: ctypes.PyDLL | None = None) -> bool:
     """Whether the store holds ``part``, or every run in it of as many tokens as a match is followed."""
     runs = [part[at : at + 32] for at in range(max(1, len(part) - 31))]
-    readers = [SuffixReader(lookups(), make_sequence(run), [store]) for run in runs]
+    readers = [SuffixReader(library or lookups(), make_sequence(run), [store]) for run in runs]
     return all(reader.match(run, c_int64(0)) == len(run) for reader, run in zip(readers, runs, strict=True))
 
 
@@ -46,13 +44,13 @@ def novel(count: int, seed: int) -> list[int]:
     return [rng.randrange(10_000) for _ in range(count)]
 
 
-def check_windows(library: ctypes.PyDLL, texts: list[list[int]], budget: int, overlap: int) -> None:
+def check_windows(library: ctypes.PyDLL, texts: list[list[int]], overlap: int) -> None:
     """Check that every short run of every text is found, whatever was omitted as known."""
-    store = new_store()
+    store = TextStore(library, ROOMY)
     for text in texts:
-        write(store, text, budget, library)
+        write(store, text)
         for at in range(len(text)):
-            assert holds(store, text[at : at + overlap + 1]), (text, at)
+            assert holds(store, text[at : at + overlap + 1], library), (text, at)
 
 
 def shrunk(folder: Path, overlap: int = 2) -> ctypes.PyDLL:
@@ -64,9 +62,9 @@ def shrunk(folder: Path, overlap: int = 2) -> ctypes.PyDLL:
 def test_every_short_run_of_every_text_is_kept(tmp_path: Path) -> None:
     library = shrunk(tmp_path)
 
-    @given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=5), st.integers(1, 50))
-    def check(texts: list[list[int]], budget: int) -> None:
-        check_windows(library, texts, budget, 2)
+    @given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=5))
+    def check(texts: list[list[int]]) -> None:
+        check_windows(library, texts, 2)
 
     check()
 
@@ -74,9 +72,9 @@ def test_every_short_run_of_every_text_is_kept(tmp_path: Path) -> None:
 def test_the_check_of_runs_detects_a_missing_overlap(tmp_path: Path) -> None:
     first, second = novel(30, 1), novel(10, 2)
     texts = [first, [*first[:15], *second, *first[15:]]]
-    check_windows(shrunk(tmp_path), texts, 5, 2)
+    check_windows(shrunk(tmp_path), texts, 2)
     with pytest.raises(AssertionError):
-        check_windows(shrunk(tmp_path, 0), texts, 5, 2)
+        check_windows(shrunk(tmp_path, 0), texts, 2)
 
 
 def check_unwritten(text: list[int], again: Callable[[int], list[int]], room: int) -> None:
@@ -155,7 +153,6 @@ def seen(of: TextLibrary, owner: Request, part: list[int]) -> bool:
 def test_salts_are_isolated() -> None:
     texts = library()
     texts.add(request("a", "editor"), array("i", [1, 2, 3]))
-    texts.work(1000)
     assert seen(texts, request("a", "editor"), [1, 2, 3])
     assert seen(texts, request("a"), [1, 2, 3])
     for other in (request("b", "editor"), request("", "editor"), request("b")):
@@ -165,7 +162,6 @@ def test_salts_are_isolated() -> None:
 def test_each_session_has_a_store_beside_the_shared_one() -> None:
     texts = library()
     texts.add(request(session="one"), array("i", [1, 2, 3]))
-    texts.work(1000)
     one, shared = texts.stores(request(session="one"))
     two, other = texts.stores(request(session="two"))
     assert holds(one, [1, 2, 3])
@@ -186,30 +182,7 @@ def test_recently_used_sessions_and_salts_are_kept(monkeypatch: pytest.MonkeyPat
     texts = library()
     for name in ("one", "two"):
         texts.add(request(name, name), array("i", [1, 2, 3]))
-    texts.work(1000)
     assert seen(texts, request("one", "one"), [1, 2, 3])  # and is now used later than the other
     texts.stores(request("three", "three"))
     assert seen(texts, request("one", "one"), [1, 2, 3])
     assert not seen(texts, request("two", "two"), [1, 2])
-
-
-def test_work_is_bounded_and_resumes() -> None:
-    texts = library()
-    text = novel(100, 1)
-    texts.add(request(), array("i", text))
-    texts.work(40)
-    assert not seen(texts, request(), text)
-    assert not seen(texts, request(), text[45:50])
-    texts.work(60)
-    assert seen(texts, request(), text)
-
-
-def test_a_queue_is_truncated_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_store, "MAX_QUEUED_TOKENS", 100)
-    texts = library()
-    for start in (0, 40, 80):
-        texts.add(request(), array("i", list(range(start, start + 40))))
-    texts.work(1000)
-    assert not seen(texts, request(), [0, 1])
-    assert seen(texts, request(), list(range(40, 80)))
-    assert seen(texts, request(), list(range(80, 120)))

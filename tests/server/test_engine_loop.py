@@ -1,51 +1,14 @@
-"""The engine process's loop: what it does while there are no requests."""
+"""The engine process: how its threads share the interpreter."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any, cast
 
-from server.engine_process import SWITCH_INTERVAL_S, EngineLoop
-from server.ipc import Frame, ParentLink
+from server.engine_process import SWITCH_INTERVAL_S
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
-
-HEARTBEAT_S = 60.0
-
-
-class Idle:
-    """An engine without requests, with three parts of work that no request should wait for."""
-
-    left = 3
-
-    def has_work(self) -> bool:
-        return False
-
-    def idle(self) -> bool:
-        self.left = max(0, self.left - 1)
-        return self.left > 0
-
-
-class Waiting:
-    """A front end that sends nothing, and ends the engine once it has waited for a command."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-
-    def receive(self, wait_s: float) -> Iterator[list[Any]]:
-        self.waits.append(wait_s)
-        yield from [[Frame.CLOSE]] if wait_s else []
-
-
-def test_an_idle_engine_works_between_looks_for_commands() -> None:
-    engine, link = Idle(), Waiting()
-    EngineLoop(cast(Engine, engine), cast(ParentLink, link), HEARTBEAT_S, None).run()
-    assert engine.left == 0
-    assert link.waits[:-1] == [0.0, 0.0]
-    assert link.waits[-1] > HEARTBEAT_S / 2
 
 
 def refuse(config: object, progress: object) -> Engine:
