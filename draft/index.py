@@ -84,12 +84,13 @@ class IndexReader(Reader):
         self._context = array("i", (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:])
         self._n_read = len(sequence.tokens)
 
-    def match(self, tokens: Seq[int]) -> Match:
-        """Append the new ones of ``tokens``, all of the sequence's, and match the end of the text."""
+    def match(self, tokens: Seq[int]) -> int:
+        """Append the new ones of ``tokens``, all of the sequence's, and look for the longest suffixes of the text;
+        returns the tokens of the longest one."""
         self._context.extend(tokens[self._n_read :])
         del self._context[:-MAX_CONTEXT_TOKENS]
         self._n_read = len(tokens)
-        return match_of(self._match(self, self._texts, len(self._indexes), *self._context.buffer_info()))
+        return self._match(self, self._texts, len(self._indexes), *self._context.buffer_info())
 
 
 class IndexDrafter(Drafter):
@@ -111,7 +112,7 @@ class IndexDrafter(Drafter):
         self._readers[sequence] = IndexReader(self._native, sequence, indexes, self._fim)
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
-        return [self._readers[sequence].match(sequence.tokens) for sequence in sequences]
+        return [match_of(self._readers[sequence].match(sequence.tokens)) for sequence in sequences]
 
     def fill(self, task: DraftTask, tree: TokenTree) -> None:
         self._readers[task.sequence].fill(task, tree)

@@ -67,14 +67,12 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, library: ctypes.PyDLL, shared_tokens: int, fim: FimParser | None = None) -> None:
         self._native, self._fim = library, fim
-        self._library = TextLibrary(library, shared_tokens)
+        self._texts = TextLibrary(library, shared_tokens)
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """Start an index; `match` fills it while the prompt is prefilled."""
-        self._readers[sequence] = SuffixReader(
-            self._native, sequence, self._library.stores(sequence.request), self._fim
-        )
+        self._readers[sequence] = SuffixReader(self._native, sequence, self._texts.stores(sequence.request), self._fim)
 
     def match(self, sequences: Seq[Sequence]) -> list[Match]:
         """See `Drafter`; indexes a bounded number of new tokens per call."""
@@ -88,4 +86,4 @@ class SuffixDrafter(Drafter):
         """Store the sequence's text for later ones."""
         reader = self._readers.pop(sequence, None)
         if reader is not None:
-            self._library.add(sequence.request, reader.document(sequence.tokens))
+            self._texts.add(sequence.request, reader.document(sequence.tokens))

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int SAMPLES = 16;  // entries of a frequent span whose followers are read
 
-// Mirrors IndexText in draft/index.py. A file that was replaced may be damaged, so that each position is checked.
+// Mirrors IndexText in draft/token_index.py. A file that was replaced may be damaged, so that each position is checked.
 struct IndexText {
   const uint32_t* tokens;    // [n], big-endian
   const uint32_t* suffixes;  // [n]: positions of tokens, in the order of what follows

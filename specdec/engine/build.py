@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -227,17 +227,15 @@ def lookup_drafters(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Dra
     Raises:
         ConfigError: a name is unknown, or an index cannot be used.
     """
-
-    def native() -> ctypes.PyDLL:
-        return load_lookups(config.cache_dir)
-
+    native = functools.partial(load_lookups, config.cache_dir)
     makers: dict[str, Callable[[], Drafter | None]] = {
         "none": lambda: None,
         "grammar": GrammarDrafter,
         "prediction": PredictionDrafter,
         "suffix": lambda: SuffixDrafter(native(), config.speculation.shared_tokens, FimParser(tokenizer)),
+        # The files first: they are refused without a compiler too.
         "index": lambda: IndexDrafter(
-            native(), IndexShelf(config.indexes, tokenizer.fingerprint), FimParser(tokenizer)
+            shelf=IndexShelf(config.indexes, tokenizer.fingerprint), library=native(), fim=FimParser(tokenizer)
         ),
         "model": lambda: None,
         "head": lambda: None,

@@ -163,7 +163,7 @@ def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
     suffixes, text = drafter(), code_like(300, 3)
     finish(suffixes, text, session=session)
     if session:
-        suffixes._library._shared.clear()  # only the session's own text is left
+        suffixes._texts._shared.clear()  # only the session's own text is left
     sequence = begun(suffixes, [5000, *text[100:120]], session=session)
     assert propose(suffixes, sequence, nodes=31, width=1).tokens == text[119:151]
 

@@ -99,7 +99,7 @@ def test_a_finished_text_is_stored() -> None:
     ids, _ = free_run()
     (suffixes,) = engine._speculation.drafters
     assert isinstance(suffixes, SuffixDrafter)
-    stores = suffixes._library.stores(request())
+    stores = suffixes._texts.stores(request())
     assert SuffixReader(lookups(), make_sequence(ids[:20]), stores).match(ids[:20], c_int64(0)) == 20
 
 
