@@ -104,10 +104,9 @@ class Controller:
         wanted = [True] * n
         if known.weighs_lookups(step):
             prices = DraftPrices(step.prices.token_ms, 0.0, [known.lookups_ms(count) for count in range(n + 1)])
-            for match, yields in known.lookup_yields.items():
-                matched = [one.match == match and not one.first for one in sequences]
-                found = choose_sequences(yields, sequences, matched, [0.0] * n, [0.0] * n, prices)
-                wanted = [ok and made is not DraftDecision.OFF for ok, made in zip(wanted, found, strict=True)]
+            matched = [not (one.first or known.lookups.isdisjoint(one.drafters)) for one in sequences]
+            found = choose_sequences(known.lookup_yield, sequences, matched, [0.0] * n, [0.0] * n, prices)
+            wanted = [made is not DraftDecision.OFF for made in found]
         requests = []
         for name in known.drafters:
             if name in known.lookups:

@@ -73,10 +73,10 @@ class SequenceHistory:
 
 
 class Match(IntEnum):
-    """How much text the proposals of lookup drafters follow. Traces store the values."""
+    """How much text the proposals of a lookup drafter follow."""
 
     NONE = 0
-    """They have nothing to propose."""
+    """It has nothing to propose."""
     WEAK = 1
     """A single token: what followed it before follows it again in about one case of five."""
     STRONG = 2
@@ -122,8 +122,6 @@ class SequenceInputs:
     reads the end alone."""
     emitted: int = 0
     """Output tokens so far."""
-    match: Match = Match.STRONG
-    """The best one of its lookup drafters."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from specdec.control.inputs import (
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import TokenTree
 
-LOOKUP = "lookup"  # all lookup drafters are estimated together, under this name and the match
+LOOKUP = "lookup"  # all lookup drafters are estimated together, under this name
 
 
 class Estimates:
@@ -58,13 +58,11 @@ class Estimates:
         tokens, levels, rows = params.model_prior
         priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
         self.yields = {name: DrafterYield(name, priors[name], known[name].records(), params) for name in drafting}
-        self.lookup_yields = {
-            match: DrafterYield(f"{LOOKUP} {match}", params.lookup_prior, params=params)
-            for match in (Match.WEAK, Match.STRONG)
-        }
+        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, params=params)
         # Of all lookup drafters together: of a step in which they propose, and of each sequence that they propose for
         self.lookup_step_ms = self.lookup_ms = 0.0
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
+        self.least_match = Match.WEAK  # with which a lookup drafter may propose, except in mode ON
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
         # Milliseconds of prompts in a forward over those of as many sampling rows.
         self.prompt_cost = Ratio(params.prompt_cost_prior_ms, params.prompt_cost_bounds, params.ratio_retention)
@@ -142,11 +140,11 @@ class Estimates:
                 gain = len(own.intersection(tree.follow(tokens[:-1], set(kept)))) - row_price * len(own)
             gained += gain
             if weighed and did:
-                self.lookup_yields[one.match].observe(one, max(0.0, gain), 1.0, 0.0)
+                self.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
         if weighed:
-            for match, yields in self.lookup_yields.items():
-                these = [did and one.match == match for one, did in zip(step.sequences, proposed, strict=True)]
-                yields.end_step(step.sequences, these, 1 + step.rested)
+            self.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
+        dear = self.lookups_ms(1) > params.max_weak_share * step.prices.token_ms
+        self.least_match = Match.STRONG if dear else Match.WEAK
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:

@@ -58,7 +58,7 @@ def _nodes(tree: TokenTree) -> Nodes:
     return list(zip(tree.parents[1:], tree.tokens[1:], tree.cells[1:], tree.scores[1:], strict=True))
 
 
-VERSION = 4  # of the file format
+VERSION = 5  # of the file format
 KEPT_FILES = 3  # previous files, named FILE.1 (the newest) to FILE.3
 
 

@@ -15,7 +15,6 @@ from specdec.control.inputs import (
     DraftDecision,
     DraftRequest,
     DraftWork,
-    Match,
     Outcome,
     Plan,
     SequenceInputs,
@@ -73,7 +72,7 @@ class Drafting:
         self._manager, self.controller, self._clock = manager, controller, clock
         self._rest = self._rested = 0  # steps that need no decision, and those since the last one
         self._resting: list[Sequence] = []  # the sequences for which that holds
-        self._rest_match = Match.NONE  # the best match for which that holds
+        self._rest_matched = False  # whether lookup drafters had a match when the rest began
         self._paused = 0  # steps left without drafts after a fault
 
     def want(self, sequence: Sequence) -> int:
@@ -101,7 +100,7 @@ class Drafting:
         if not any(entry.seq.drafts for entry in entries):
             return
         rests = self._rested < self._rest and self._resting == [entry.seq for entry in entries]
-        if rests and self._rest_match is Match.STRONG:  # there is no better one
+        if rests and self._rest_matched:
             self._rested += 1
             return
         began = self._clock()
@@ -109,8 +108,8 @@ class Drafting:
         out.match_ms = out.predicted_draft_ms = (self._clock() - began) * 1e3
         at = [i for i, entry in enumerate(entries) if entry.samples]
         sampling = [entries[i] for i in at]
-        best = max([max(matches[entry.seq].values(), default=Match.NONE) for entry in sampling], default=Match.NONE)
-        if (rests and best <= self._rest_match) or not self._may_draft(sampling, matches):
+        matched = any(matches[entry.seq] for entry in sampling)
+        if (rests and not matched) or not self._may_draft(sampling, matches):
             self._rested += bool(sampling)
             return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
@@ -122,7 +121,7 @@ class Drafting:
         estimates = self.controller.estimates
         out.predicted_draft_ms += estimates.lookups_ms(sum(estimates.lookups_proposed(step)))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
-        self._resting, self._rest_match = [entry.seq for entry in entries] if plan.rest else [], best
+        self._resting, self._rest_matched = [entry.seq for entry in entries] if plan.rest else [], matched
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
 
@@ -142,18 +141,18 @@ class Drafting:
         out.control_ms += (self._clock() - began) * 1e3
         return plan
 
-    def _match(self, entries: Seq[PlanEntry]) -> dict[Sequence, dict[str, Match]]:
-        """Per sequence, the matches of lookup drafters that have one. They read prompts while these are prefilled."""
-        manager = self._manager
-        found: dict[Sequence, dict[str, Match]] = {entry.seq: {} for entry in entries}
+    def _match(self, entries: Seq[PlanEntry]) -> dict[Sequence, list[str]]:
+        """Per sequence, the lookup drafters with a match. They read prompts while these are prefilled."""
+        manager, least = self._manager, self.controller.estimates.least_match
+        found: dict[Sequence, list[str]] = {entry.seq: [] for entry in entries}
         for name in manager.lookups:
             able = [seq for seq in found if manager.may_propose(name, seq)]
             for seq, match in zip(able, manager.match(name, able), strict=True) if able else ():
-                if match:
-                    found[seq][name] = match
+                if match >= least or (match and seq.request.speculation.mode is SpeculationMode.ON):
+                    found[seq].append(name)
         return found
 
-    def _may_draft(self, sampling: Seq[PlanEntry], matches: Mapping[Sequence, Mapping[str, Match]]) -> bool:
+    def _may_draft(self, sampling: Seq[PlanEntry], matches: Mapping[Sequence, Seq[str]]) -> bool:
         """Whether a model-based drafter, or a lookup drafter with a match, may propose in this step."""
         manager = self._manager
         return any(
@@ -165,7 +164,7 @@ class Drafting:
         self,
         sampling: Seq[PlanEntry],
         prefill_rows: int,
-        matches: Mapping[Sequence, Mapping[str, Match]],
+        matches: Mapping[Sequence, Seq[str]],
         out: Proposals,
     ) -> StepInputs:
         """The controller's inputs of the step."""
@@ -177,7 +176,7 @@ class Drafting:
         sequences = [self._sequence_inputs(entry, matches[entry.seq], prices.plain_ms) for entry in sampling]
         return StepInputs(prices, sequences, prefill_rows, rested=self._rested)
 
-    def _sequence_inputs(self, entry: PlanEntry, matches: Mapping[str, Match], step_ms: float) -> SequenceInputs:
+    def _sequence_inputs(self, entry: PlanEntry, matches: Seq[str], step_ms: float) -> SequenceInputs:
         seq, manager = entry.seq, self._manager
         if seq.history is None:  # mode OFF has one too: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
@@ -196,7 +195,6 @@ class Drafting:
             entry.prefill > 0,
             pending_prefill,
             seq.n_output,
-            max(matches.values(), default=Match.NONE),
         )
 
     def _run(self, request: DraftRequest, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:

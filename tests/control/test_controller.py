@@ -198,26 +198,16 @@ def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: d
     assert request.decisions == [decision]
 
 
-def test_proposals_after_a_single_token_are_weighed_apart() -> None:
-    """They bring a token in ten steps, the others one in each. A proposal takes a third of a token's time."""
-    controller, weak, strong = lookup_controller(), make_one(1, match=Match.WEAK), make_one(2, match=Match.STRONG)
-    token_ms = controller.estimates.prices([0, 0]).token_ms
-    proposed, idle = [0, 0], 0
-    for at in range(400):
-        step = StepInputs(controller.estimates.prices([0, 0]), [weak, strong])
-        (request,) = controller.decide(step).requests
-        asks = [decision == "free" for decision in request.decisions]
-        proposed = [count + ok for count, ok in zip(proposed, asks, strict=True)]
-        trees = [chain([0.9], source="s", cells=[0]) if ok else None for ok in asks]
-        step.drafted["s"] = DraftWork(trees, 1, 0.0, request.decisions)
-        plan = controller.decide(step)
-        kept = [bool(nodes) for nodes in plan.kept]
-        tokens = [[1, 9] if kept[0] and at % 10 == 0 else [9], [1, 9] if kept[1] else [9]]
-        controller.observe(step, plan, outcome_of(plan, tokens, draft_ms=token_ms / 3 * sum(asks)))
-        idle = max(idle, controller.estimates.lookup_yields[Match.WEAK].pool(0).idle)
-    assert proposed[1] == 400
-    assert proposed[0] < 200
-    assert idle > 1
+@pytest.mark.parametrize(("share", "least"), [(0.01, Match.WEAK), (0.1, Match.STRONG)])
+def test_dear_lookup_drafters_propose_nothing_after_a_single_token(share: float, least: Match) -> None:
+    """Such proposals bring a fifth of a token. share: of a token's time that a proposal takes."""
+    controller, one = lookup_controller(), make_one()
+    assert controller.estimates.least_match is Match.WEAK  # before any proposal was timed
+    for _ in range(40):
+        step, plan = take_step(controller, [one], {"s": DraftWork([chain([0.9], source="s", cells=[0])], 1, 0.0)})
+        draft_ms = share * step.prices.token_ms
+        controller.observe(step, plan, outcome_of(plan, [[1, 9]], draft_ms=draft_ms))
+    assert controller.estimates.least_match is least
 
 
 def test_steps_without_a_decision_count_in_the_value_of_time() -> None:

@@ -200,7 +200,7 @@ def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
 def test_bug_a_trace_without_replay_data_is_rejected(tmp_path: Path, broken: str) -> None:
     lines = recorded()[0].splitlines()
     if broken == "header":
-        lines[0] = '{"specdec_trace":4,"controller":{}}'
+        lines[0] = '{"specdec_trace":5,"controller":{}}'
     else:
         i = next(i for i, line in enumerate(lines) if i and json.loads(line)["replay"])
         values = json.loads(lines[i])

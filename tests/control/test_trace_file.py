@@ -15,7 +15,7 @@ from specdec.control.trace import TraceLog, TraceWriter, read_trace
 from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
 
-HEADER = '{"specdec_trace":4,"controller":{}}\n'
+HEADER = '{"specdec_trace":5,"controller":{}}\n'
 
 
 def step(number: int, **fields: object) -> StepTrace:
@@ -75,8 +75,8 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
     "header",
     [
         "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
-        '{"specdec_trace":5,"controller":{}}\n',
-        '{"specdec_trace":4}\n', '{"specdec_trace":4,"controller":7}\n', '{"specdec_trace":4,"contr',
+        '{"specdec_trace":6,"controller":{}}\n',
+        '{"specdec_trace":5}\n', '{"specdec_trace":5,"controller":7}\n', '{"specdec_trace":5,"contr',
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_a_trace_is_rejected(tmp_path: Path, header: str) -> None:

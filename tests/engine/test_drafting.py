@@ -279,25 +279,35 @@ def test_a_step_without_a_match_needs_no_decision() -> None:
     assert len(drafter.matched) > 2 * len(decided)
 
 
-def test_a_better_match_ends_a_rest() -> None:
-    """A proposal takes longer than a step, so none pays."""
+def test_a_match_ends_a_rest() -> None:
+    """The model-based drafter never pays, so steps without a match rest."""
     drafter = Recorder("free", False)
-    drafter.match_at = lambda tokens: Match.STRONG if tokens == 40 else Match.WEAK
-    engine = engine_with(drafter)
+    drafter.match_at = lambda tokens: Match.STRONG if tokens == 40 else Match.NONE
+    engine = engine_with(drafter, Recorder("dear", True), level_ms=1e6)
     controller, decided = engine._speculation.drafting.controller, []
-    decide, controller.estimates.lookup_ms = controller.decide, 1e6
+    decide = controller.decide
 
     def watch(step: StepInputs) -> Plan:
-        decided.append((step.sequences[0].emitted + 9, step.sequences[0].match))
+        decided.append(step.sequences[0].emitted + 9)
         return decide(step)
 
     controller.decide = watch  # type: ignore[method-assign]
     run_all(engine, [request("r", AUTO, tokens=60)])
-    strong = [tokens for tokens, match in decided if match is Match.STRONG]
-    assert set(strong) == {40}
-    weak = sorted({tokens for tokens, match in decided if match is Match.WEAK})
-    assert len(weak) < 10
-    assert all(tokens != 41 for tokens in weak)
+    assert drafter.outputs == [40 - 9]
+    assert len(set(decided)) < 60 / PARAMS.rest_steps + 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "match", "tried"),
+    [(AUTO, Match.WEAK, False), (AUTO, Match.STRONG, True), (ON, Match.WEAK, True)],
+)
+def test_a_single_token_is_no_match_where_proposals_are_dear(mode: SpeculationMode, match: Match, tried: bool) -> None:
+    drafter = Recorder("free", False)
+    drafter.match_at = lambda tokens: match
+    engine = engine_with(drafter)
+    engine._speculation.controller.estimates.least_match = Match.STRONG
+    run_all(engine, [request("r", mode)])
+    assert bool(drafter.batches) is tried
 
 
 def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
