@@ -116,8 +116,9 @@ class ControlParams:
     tenth of it (SmolLM2), chats run at 1.01 of plain decoding's speed and at 0.98 with such proposals. Where it takes a
     hundredth (Qwen without a draft), HumanEval runs at 1.26 with them and at 1.16 without."""
 
-    rest_steps: int = 8
-    """Steps that are decoded without a decision after one that no drafter was worth running in."""
+    rest_steps: tuple[int, int] = (8, 32)
+    """Steps that are decoded without a decision after one that no drafter was worth running in: twice as many as were
+    before it, within these bounds."""
 
     # Value of time (controller.py)
     speedup_retention: float = 0.95

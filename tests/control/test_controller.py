@@ -83,7 +83,7 @@ def test_steps_without_a_decision_count_as_idle_ones() -> None:
     step, plan = take_step(controller, [one], {"m": DraftWork([None], decisions=[DraftDecision.OFF])})
     step.rested = plan.rest
     controller.observe(step, plan, outcome_of(plan, [[1]]))
-    assert one.history.records["m"].idle == controller.estimates.yields["m"].pool(0).idle == 1 + PARAMS.rest_steps
+    assert one.history.records["m"].idle == controller.estimates.yields["m"].pool(0).idle == 1 + PARAMS.rest_steps[0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,15 @@ def test_only_free_decisions_against_drafting_last(
 ) -> None:
     work = DraftWork([TokenTree(0) if decision == "on" else None], decisions=[DraftDecision(decision)])
     _, plan = take_step(make_controller(), [make_one(**wish)], {"m": work}, prefill_rows)
-    assert plan.rest == (PARAMS.rest_steps if rests else 0)
+    assert plan.rest == (PARAMS.rest_steps[0] if rests else 0)
+
+
+@pytest.mark.parametrize(("rested", "rest"), [(0, 8), (3, 8), (8, 16), (12, 24), (16, 32), (100, 32)])
+def test_a_decision_against_drafting_lasts_longer_each_time(rested: int, rest: int) -> None:
+    controller = make_controller()
+    step = StepInputs(controller.estimates.prices([0]), [make_one()], rested=rested)
+    step.drafted["m"] = DraftWork([None], decisions=[DraftDecision.OFF])
+    assert controller.decide(step).rest == rest
 
 
 def state(controller: Controller) -> str:

@@ -159,7 +159,7 @@ def test_where_no_drafter_pays_most_steps_need_no_decision() -> None:
     joined = next(i for i, step in enumerate(engine.trace(1000)) if step.sequences == 2)
     assert decided[joined]  # other sequences, another decision
     gaps = "".join("d" if made else "r" for made in decided).split("d")
-    assert max(map(len, gaps)) == PARAMS.rest_steps
+    assert max(map(len, gaps)) == 2 * PARAMS.rest_steps[0]
 
 
 def test_a_replay_counts_the_steps_between_decisions(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_match_ends_a_rest() -> None:
     controller.decide = watch  # type: ignore[method-assign]
     run_all(engine, [request("r", AUTO, tokens=60)])
     assert drafter.outputs == [40 - 9]
-    assert len(set(decided)) < 60 / PARAMS.rest_steps + 3
+    assert len(set(decided)) < 60 / PARAMS.rest_steps[0] + 3
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
     engine = engine_with(drafter)
     engine._speculation.controller.estimates.lookup_ms = 1e6
     run_all(engine, [request("r", AUTO, tokens=60)])
-    assert len(drafter.matched) < 60 / PARAMS.rest_steps + 3
+    assert len(drafter.matched) < 60 / PARAMS.rest_steps[0] + 3
 
 
 def test_reading_new_text_is_no_price_of_a_proposal() -> None:
