@@ -95,7 +95,8 @@ class Drafter:
         """Per sequence, how much text the proposals of `propose` would follow.
 
         The engine calls it for lookup drafters, before `propose` and while prompts are prefilled, so new tokens are
-        processed here. With `Match.NONE` it does not call `propose`, which spares most of a step's decision.
+        processed here. With `Match.NONE` it does not call `propose`, which spares most of a step's decision. With
+        `Match.WEAK` it does where proposals are cheap, for first tokens and in mode ON.
         """
         return [Match.STRONG] * len(sequences)
 

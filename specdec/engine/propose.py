@@ -15,6 +15,7 @@ from specdec.control.inputs import (
     DraftDecision,
     DraftRequest,
     DraftWork,
+    Match,
     Outcome,
     Plan,
     SequenceInputs,
@@ -113,11 +114,9 @@ class Drafting:
             self._rested += bool(sampling)
             return
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), matches, out)
-        plan = self._decide(step, out)
-        while plan.requests:
+        while (plan := self._decide(step, out)).requests:
             for request in plan.requests:
                 step.drafted[request.drafter] = self._run(request, sampling, step, out)
-            plan = self._decide(step, out)
         estimates = self.controller.estimates
         out.predicted_draft_ms += estimates.lookups_ms(sum(estimates.lookups_proposed(step)))
         out.plan, self._rest, self._rested = plan, plan.rest, 0
@@ -143,14 +142,19 @@ class Drafting:
 
     def _match(self, entries: Seq[PlanEntry]) -> dict[Sequence, list[str]]:
         """Per sequence, the lookup drafters with a match. They read prompts while these are prefilled."""
-        manager, least = self._manager, self.controller.estimates.least_match
-        found: dict[Sequence, list[str]] = {entry.seq: [] for entry in entries}
+        manager, found = self._manager, {entry.seq: list[str]() for entry in entries}
+        least = {entry.seq: self._least_match(entry) for entry in entries}
         for name in manager.lookups:
             able = [seq for seq in found if manager.may_propose(name, seq)]
             for seq, match in zip(able, manager.match(name, able), strict=True) if able else ():
-                if match >= least or (match and seq.request.speculation.mode is SpeculationMode.ON):
+                if match >= least[seq]:
                     found[seq].append(name)
         return found
+
+    def _least_match(self, entry: PlanEntry) -> Match:
+        """With which a lookup drafter may propose. Each request's first token measures anew what proposals take."""
+        any_match = not entry.seq.n_output or entry.seq.request.speculation.mode is SpeculationMode.ON
+        return Match.WEAK if any_match else self.controller.estimates.least_match
 
     def _may_draft(self, sampling: Seq[PlanEntry], matches: Mapping[Sequence, Seq[str]]) -> bool:
         """Whether a model-based drafter, or a lookup drafter with a match, may propose in this step."""
@@ -161,17 +165,12 @@ class Drafting:
         )
 
     def _inputs(
-        self,
-        sampling: Seq[PlanEntry],
-        prefill_rows: int,
-        matches: Mapping[Sequence, Seq[str]],
-        out: Proposals,
+        self, sampling: Seq[PlanEntry], prefill_rows: int, matches: Mapping[Sequence, Seq[str]], out: Proposals
     ) -> StepInputs:
         """The controller's inputs of the step."""
         began = self._clock()
-        prices = self.controller.estimates.prices(
-            [entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows
-        )
+        contexts = [entry.seq.n_computed + entry.prefill for entry in sampling]
+        prices = self.controller.estimates.prices(contexts, prefill_rows)
         out.control_ms += (self._clock() - began) * 1e3
         sequences = [self._sequence_inputs(entry, matches[entry.seq], prices.plain_ms) for entry in sampling]
         return StepInputs(prices, sequences, prefill_rows, rested=self._rested)

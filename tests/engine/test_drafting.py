@@ -298,16 +298,36 @@ def test_a_match_ends_a_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "match", "tried"),
+    ("mode", "match", "anywhere"),
     [(AUTO, Match.WEAK, False), (AUTO, Match.STRONG, True), (ON, Match.WEAK, True)],
 )
-def test_a_single_token_is_no_match_where_proposals_are_dear(mode: SpeculationMode, match: Match, tried: bool) -> None:
+def test_where_proposals_are_dear_only_first_tokens_and_mode_on_draft_after_a_single_token(
+    mode: SpeculationMode, match: Match, anywhere: bool
+) -> None:
     drafter = Recorder("free", False)
     drafter.match_at = lambda tokens: match
     engine = engine_with(drafter)
-    engine._speculation.controller.estimates.least_match = Match.STRONG
-    run_all(engine, [request("r", mode)])
-    assert bool(drafter.batches) is tried
+    estimates = engine._speculation.controller.estimates
+    estimates.least_match, estimates.lookup_ms = Match.STRONG, 2.0  # of 10
+    run_all(engine, [request("r", mode), request("other", AUTO)])
+    tried = {outputs for task, outputs in zip(drafter.tasks, drafter.outputs, strict=True)
+             if task.sequence.request.request_id == "r"}  # fmt: skip
+    assert 0 in tried
+    assert (len(tried) > 1) is anywhere
+
+
+def test_proposals_that_were_dear_are_measured_again() -> None:
+    """Every match is of a single token. The drafter takes no time any more."""
+    parts = replace(tiny_parts(), clock=lambda: 0.0)
+    drafter = Recorder("free", False)
+    drafter.match_at = lambda tokens: Match.WEAK
+    engine = engine_with(drafter, parts=parts)
+    engine._speculation.drafting._clock = parts.clock
+    estimates = engine._speculation.controller.estimates
+    estimates.least_match, estimates.lookup_ms = Match.STRONG, 1.0  # of 10
+    for at in range(12):
+        run_all(engine, [request(f"r{at}", AUTO, tokens=8)])
+    assert max(drafter.outputs) > 0
 
 
 def test_a_rest_that_no_match_can_end_looks_for_none() -> None:
