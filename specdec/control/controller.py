@@ -212,7 +212,8 @@ def _choose_nodes(known: Estimates, step: StepInputs) -> Plan:
     if not proposed:
         idle = not (step.constrained or any(work.ran for work in works))
         fewest, most = known.params.rest_steps
-        rest = max(fewest, min(2 * step.rested, most)) if idle else 0
+        rested = min([step.rested, *[one.emitted for one in step.sequences]])  # not those of earlier requests
+        rest = max(fewest, min(2 * rested, most)) if idle else 0
         return Plan([], trees, [[] for _ in trees], 0, float(len(trees)), prices.plain_ms, rest)
     costs = known.verify.span(min(prices.rows, known.verify.largest), proposed, prices.context)
     prompts_ms = max(0.0, costs[0] - prices.decode_ms)

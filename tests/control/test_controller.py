@@ -104,11 +104,16 @@ def test_only_free_decisions_against_drafting_last(
     assert plan.rest == (PARAMS.rest_steps[0] if rests else 0)
 
 
-@pytest.mark.parametrize(("rested", "rest"), [(0, 8), (3, 8), (8, 16), (12, 24), (16, 32), (100, 32)])
-def test_a_decision_against_drafting_lasts_longer_each_time(rested: int, rest: int) -> None:
+@pytest.mark.parametrize(
+    ("rested", "emitted", "rest"),
+    [(0, 99, 8), (3, 99, 8), (8, 99, 16), (12, 99, 24), (16, 99, 32), (100, 99, 32), (100, 1, 8), (100, 9, 18)],
+)
+def test_a_decision_against_drafting_lasts_longer_each_time(rested: int, emitted: int, rest: int) -> None:
+    """Steps of earlier requests do not count: another one has emitted 99 tokens."""
     controller = make_controller()
-    step = StepInputs(controller.estimates.prices([0]), [make_one()], rested=rested)
-    step.drafted["m"] = DraftWork([None], decisions=[DraftDecision.OFF])
+    sequences = [make_one(1, emitted=99), make_one(2, emitted=emitted)]
+    step = StepInputs(controller.estimates.prices([0, 0]), sequences, rested=rested)
+    step.drafted["m"] = DraftWork([None, None], decisions=[DraftDecision.OFF] * 2)
     assert controller.decide(step).rest == rest
 
 
