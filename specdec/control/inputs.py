@@ -110,7 +110,7 @@ class SequenceInputs:
     room: int
     """Tokens that it may still emit."""
     drafters: Sequence[str]
-    """Drafters that may propose for it now; lookup drafters only if they have a match."""
+    """Drafters that may propose for it now; lookup drafters only if they have a match (`Estimates.least_match`)."""
     forced: bool = False
     """Mode ON: every proposed node is verified."""
     due: float = 0.0
@@ -242,7 +242,8 @@ class Plan:
     verify_ms: float = 0.0
     """Expected milliseconds of the forward."""
     rest: int = 0
-    """Further steps of the same sequences that need no decision unless a better match is found: plain decoding."""
+    """Further steps of the same sequences that need no decision, unless this one had no match and one is found: plain
+    decoding."""
 
     @property
     def budget(self) -> int:

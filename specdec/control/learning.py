@@ -24,8 +24,6 @@ from specdec.control.inputs import (
 from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import TokenTree
 
-LOOKUP = "lookup"  # all lookup drafters are estimated together, under this name
-
 
 class Estimates:
     """Everything that the controller learns from steps. Only `observe` changes it.
@@ -58,11 +56,11 @@ class Estimates:
         tokens, levels, rows = params.model_prior
         priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
         self.yields = {name: DrafterYield(name, priors[name], known[name].records(), params) for name in drafting}
-        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, params=params)
-        # Of all lookup drafters together: of a step in which they propose, and of each sequence that they propose for
+        # Of all lookup drafters together. Times: of a step in which they propose, and of each sequence that they do for
+        self.lookup_yield = DrafterYield("lookup", params.lookup_prior, params=params)
         self.lookup_step_ms = self.lookup_ms = 0.0
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
-        self.least_match = Match.WEAK  # with which a lookup drafter may propose, except in mode ON
+        self.least_match = Match.WEAK  # of a lookup drafter that may propose, but for first tokens and in mode ON
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
         # Milliseconds of prompts in a forward over those of as many sampling rows.
         self.prompt_cost = Ratio(params.prompt_cost_prior_ms, params.prompt_cost_bounds, params.ratio_retention)

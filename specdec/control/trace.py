@@ -285,8 +285,7 @@ class Replay:
         controller, sequences = self._controller, [self._inputs(values) for values in record["sequences"]]
         prices = controller.estimates.prices([record["mean_context"]] * len(sequences), record["prefill_rows"])
         step = StepInputs(prices, sequences, record["prefill_rows"], rested=record["rested"])
-        plan = controller.decide(step)
-        while plan.requests:
+        while (plan := controller.decide(step)).requests:
             for request in plan.requests:
                 name = request.drafter
                 recorded = list(map(DraftDecision, record["decisions"][name]))
@@ -301,7 +300,6 @@ class Replay:
                 step.drafted[name] = DraftWork(
                     trees, levels, ms, recorded, sum(request.prefill.values()), request.pending
                 )
-            plan = controller.decide(step)
         if plan.kept != record["kept"]:
             self.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record['kept']}")
         self._observe()
