@@ -213,14 +213,43 @@ def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: d
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, Match.WEAK), (0.1, Match.STRONG)])
 def test_dear_lookup_drafters_propose_nothing_after_a_single_token(share: float, least: Match) -> None:
-    """Such proposals bring a fifth of a token. share: of a token's time that a proposal takes."""
-    controller, one = lookup_controller(), make_one()
+    """Such proposals bring a fifth of a token. share: of a token's time that a step's proposals take. Four sequences
+    share a step, so a token takes about a quarter of it."""
+    controller, sequences = lookup_controller(), [make_one(key) for key in range(4)]
     assert controller.estimates.least_match is Match.WEAK  # before any proposal was timed
     for _ in range(40):
-        step, plan = take_step(controller, [one], {"s": DraftWork([chain([0.9], source="s", cells=[0])], 1, 0.0)})
+        works = {"s": DraftWork([chain([0.9], source="s", cells=[0])] * 4, 1, 0.0)}
+        step, plan = take_step(controller, sequences, works)
         draft_ms = share * step.prices.token_ms
-        controller.observe(step, plan, outcome_of(plan, [[1, 9]], draft_ms=draft_ms))
+        controller.observe(step, plan, outcome_of(plan, [[1, 9]] * 4, draft_ms=draft_ms))
     assert controller.estimates.least_match is least
+
+
+@pytest.mark.parametrize(("right", "least", "most"), [(True, 200, 200), (False, 1, 100)])
+def test_dear_lookup_drafters_run_where_they_bring_tokens(right: bool, least: int, most: int) -> None:
+    """A proposal takes a third of a token's time. Steps without a decision count as idle ones."""
+    controller, one, times, idle = lookup_controller(), make_one(), 0, 0
+    for _ in range(200):
+        step = StepInputs(controller.estimates.prices([0]), [one], rested=3)
+        (request,) = controller.decide(step).requests
+        asks = request.proposing == 1
+        times, idle = times + asks, 0 if asks else idle + 1 + step.rested
+        tree = chain([0.9], source="s", cells=[0]) if asks else None
+        step.drafted["s"] = DraftWork([tree], int(asks), 0.0, request.decisions)
+        plan, tokens = controller.decide(step), [1, 9] if asks and right else [9]
+        controller.observe(step, plan, outcome_of(plan, [tokens], 10.0, asks * step.prices.token_ms / 3))
+        assert controller.estimates.lookup_yield.pool(0).idle == idle
+    assert least <= times <= most
+
+
+@pytest.mark.parametrize(("matched", "proposing"), [(8, 8), (1, 0)])
+def test_only_sequences_with_a_match_share_the_price_of_lookups(matched: int, proposing: int) -> None:
+    """A step with proposals takes three tokens' time longer, and a proposal is expected to bring half a token."""
+    controller, prices = lookup_controller(), lookup_controller().estimates.prices([0] * 8)
+    controller.estimates.lookup_step_ms = 3 * prices.token_ms
+    sequences = [make_one(key, drafters=("s",) if key < matched else ()) for key in range(8)]
+    (request,) = controller.decide(StepInputs(prices, sequences)).requests
+    assert request.proposing == proposing
 
 
 def test_steps_without_a_decision_count_in_the_value_of_time() -> None:
