@@ -160,19 +160,14 @@ class ServeReport:
 
     def faults(self) -> list[str]:
         """Reasons why the run is invalid, such as a generator that could not keep up."""
+        remedy = f"{self.max_slip_ms:g} are allowed; run the generator on another machine, or lower the load"
+        slip_ms = spread([record.slip_ms for record in self.run.records]).get("p99", 0.0)
+        lag_ms = spread(self.run.lags_ms).get("p99", 0.0)
         found = []
-        slips = spread([record.slip_ms for record in self.run.records])
-        if slips.get("p99", 0.0) > self.max_slip_ms:
-            found.append(
-                f"requests were sent late: {slips['p99']:.1f} ms at p99, {self.max_slip_ms:g} are allowed; "
-                "run the generator on another machine, or lower the load"
-            )
-        lags = spread(self.run.lags_ms)
-        if lags.get("p99", 0.0) > self.max_slip_ms:
-            found.append(
-                f"the generator was busy: its event loop was {lags['p99']:.1f} ms late at p99, "
-                f"{self.max_slip_ms:g} are allowed; run it on another machine, or lower the load"
-            )
+        if slip_ms > self.max_slip_ms:
+            found.append(f"requests were sent late: {slip_ms:.1f} ms at p99, {remedy}")
+        if lag_ms > self.max_slip_ms:
+            found.append(f"the generator was busy: its event loop was {lag_ms:.1f} ms late at p99, {remedy}")
         if not self.answered:
             found.append("no request was answered")
         return found

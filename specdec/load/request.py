@@ -198,9 +198,12 @@ class Objective:
         return Objective(metric, limit_ms)
 
     def kept_by(self, record: Record) -> bool:
-        """Whether an answered request keeps it; one without the figure (a single token has no tpot) does."""
+        """Whether an answered request keeps it; one without the figure (a single token has no tpot) does. A text whose
+        tokens the server did not count keeps no tpot, because none is known."""
         if self.metric == "itl":
             return max(record.gaps_ms, default=0.0) <= self.limit_ms
+        if self.metric == "tpot" and record.chunk_s and not record.output_tokens:
+            return False
         value: float | None = getattr(record, f"{self.metric}_ms")
         return value is None or value <= self.limit_ms
 

@@ -180,6 +180,14 @@ def test_goodput(limits: tuple[str, ...], share: float) -> None:
     assert figures["requests_per_s"] == pytest.approx(share * 10 / 1.3, abs=1e-3)
 
 
+@pytest.mark.parametrize(("tokens", "chunks", "share"), [(None, 5, 0.0), (1, 1, 1.0), (None, 0, 1.0)])
+def test_bug_texts_of_uncounted_tokens_keep_no_time_per_token(tokens: int | None, chunks: int, share: float) -> None:
+    """A single token and an empty answer have none to keep."""
+    run = scheduled(FakeServer(tokens=tokens, chunks=chunks), evenly(3, 0.1))
+    figures = ServeReport(run, objectives=[Objective("tpot", 1e6)]).as_dict()["goodput"]
+    assert figures["share_of_sent"] == share
+
+
 def test_bug_an_answer_without_text_has_no_time_per_token() -> None:
     """Its tokens ended with the answer, as those held back for a stop string: it is not known how long each took."""
     silent = Record("a", 0.0, end_s=1.0, output_tokens=9)
