@@ -189,7 +189,7 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[s
     for file in files:
         try:
             if file.suffix == ".jsonl":
-                unread = 0
+                unused = 0
                 with file.open("rb") as lines:
                     for line in lines:
                         try:
@@ -198,12 +198,15 @@ def given_prompts(files: Iterable[Path], tokenizer: Tokenizer, note: Callable[[s
                             turns = []
                         if not all(encodable(text) for turn in turns for text in turn.values()):
                             turns = []
-                        unread += bool(line.strip()) and not turns
-                        yield from _turn_prompts(turns, tokenizer, file.name)
-                if unread:
+                        if (prompt := _turn_prompt(turns, tokenizer, file.name)) is not None:
+                            yield prompt
+                        else:
+                            unused += bool(line.strip())
+                if unused:
                     note(
-                        f"--texts: {unread} lines of {file} are left out: they are not JSON in UTF-8 with a `prompt`, "
-                        "`instruction` or `text`, or `messages` or `conversations` of strings; convert them"
+                        f"--texts: {unused} lines of {file} are left out: they are not JSON in UTF-8 with a `prompt`, "
+                        "`instruction` or `text`, or `messages` or `conversations` of strings; or they have no user's "
+                        f"turn, more than {PROMPT_TOKENS} tokens, or turns that the model's chat template does not take"
                     )
             else:
                 yield from _pieces(file.read_text(encoding="utf-8"), tokenizer, file.name)
@@ -222,14 +225,10 @@ def _pieces(text: str, tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
             yield Prompt((*begin, *piece), len(begin), origin)
 
 
-def _turn_prompts(turns: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Iterator[Prompt]:
+def _turn_prompt(turns: Seq[dict[str, str]], tokenizer: Tokenizer, origin: str) -> Prompt | None:
     last = max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
-    for messages in (turns[: last + 1], turns[:1]):
-        if messages and messages[-1]["role"] == "user":
-            prompt = chat_prompt(messages, tokenizer, origin)
-            if prompt is not None:
-                yield prompt
-                return
+    begins = [begin for begin in (turns[: last + 1], turns[:1]) if begin and begin[-1]["role"] == "user"]
+    return next(filter(None, (chat_prompt(begin, tokenizer, origin) for begin in begins)), None)
 
 
 def _turns(value: Any) -> list[dict[str, str]]:

@@ -110,7 +110,9 @@ def test_a_chat_template_without_the_users_text_leaves_prompts_of_plain_text(
     monkeypatch.setattr(Tokenizer, "has_chat_template", True)
     monkeypatch.setattr(Tokenizer, "render_chat", lambda *_, **__: "Hello")
     (tmp_path / "chat.jsonl").write_text('{"prompt": "What is a prime number?"}\n')
-    assert not list(given_prompts([tmp_path / "chat.jsonl"], parts.tokenizer, pytest.fail))
+    notes: list[str] = []
+    assert not list(given_prompts([tmp_path / "chat.jsonl"], parts.tokenizer, notes.append))
+    assert "--texts: 1 lines" in notes[0]
     given = [Prompt(tuple(range(3 + n, 23 + n)), 0, f"file {n}") for n in range(4)]
     Collector(tiny_engine(parts), parts.tokenizer, store, HeldOut([]), given).run(100, lambda _: None)
     origins = {text.origin for text in TextStore(tmp_path / "data", "aa").read()}
@@ -154,13 +156,14 @@ def test_given_files_become_prompts(tmp_path: Path) -> None:
     breaks = json.dumps({"prompt": "Say\u2028so\x85."}, ensure_ascii=False)  # that end no line
     parts = json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]})
     lines = [json.dumps({"conversations": turns}), breaks, "{broken", '{"messages": 3}', r'{"text": "Half \ud83d."}']
-    lines += [parts, '["Hello."]']
+    lines += [parts, '["Hello."]', json.dumps({"conversations": turns[1:2]}), json.dumps({"text": "Too long. " * 999})]
     latin = '{"prompt": "café"}'.encode("latin-1")
     (tmp_path / "b.jsonl").write_bytes(b"\n".join([latin, *(line.encode("utf-8") for line in lines)]))
     (tmp_path / "c.txt").write_bytes("Un café au lait, s'il vous plaît. ".encode("latin-1") * 20)
     files, notes = [tmp_path / name for name in ("a.py", "b.jsonl", "c.txt", "gone.md")], list[str]()
     found = list(given_prompts(files, tokenizer, notes.append))
-    assert f"6 lines of {files[1]} are left out: they are not JSON in UTF-8 with a `prompt`" in notes[0]
+    assert f"8 lines of {files[1]} are left out: they are not JSON in UTF-8 with a `prompt`" in notes[0]
+    assert "or they have no user's turn, more than 256 tokens" in notes[0]
     assert ["not UTF-8" in notes[1], "No such file" in notes[2], len(notes)] == [True, True, 3]
     plain = [prompt for prompt in found if prompt.origin == "a.py"]
     chats = [prompt for prompt in found if prompt.origin == "b.jsonl"]
