@@ -149,6 +149,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
 
+def _tokens(record: Record) -> float:
+    """NaN for a text whose tokens its server did not count."""
+    return record.tokens if record.tokens or record.first_token is None else math.nan
+
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "e2e_ms": Metric("Time to the end", "ms", True, lambda r: _ms(_meant(r), r.end)),
@@ -158,7 +163,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         ),
         "queue_ms": Metric("Time in the queue", "ms", True, lambda r: _ms(_meant(r), r.started)),
         "tokens_per_s": Metric(
-            "Tokens per second of a request", "/s", False, lambda r: _ratio(r.tokens * 1e3, _ms(_meant(r), r.end))
+            "Tokens per second of a request", "/s", False, lambda r: _ratio(_tokens(r) * 1e3, _ms(_meant(r), r.end))
         ),
         "tokens_per_step": Metric(
             "Tokens per verify step",
@@ -166,7 +171,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             False,
             lambda r: 1 + _ratio(sum(k * n for k, n in enumerate(r.accepted)), sum(r.accepted)),
         ),
-        "tokens": Metric("Tokens of the answer", "", False, lambda r: float(r.tokens)),
+        "tokens": Metric("Tokens of the answer", "", False, _tokens),
         "cached_tokens": Metric("Cached prompt tokens", "", False, lambda r: float(r.cached_tokens)),
     }
 )

@@ -420,7 +420,8 @@ def _notes(
         a, b = (sum(r.ok and not math.isfinite(value(r)) for r in records) for records in selection.records)
         if a or b:
             notes.append(
-                f"answers without {metric}, such as those without text: {a} in the control, {b} in the treatment"
+                f"answers without {metric}, such as those without text or counted tokens: {a} in the control, "
+                f"{b} in the treatment"
             )
     if config.checked_guardrails != config.guardrails:
         notes.append(f"guardrail {QUEUE.metric} was not checked: over HTTP no answer says how long it waited")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -218,7 +219,8 @@ def test_answers_without_the_metric_are_counted() -> None:
     result = analyse(plan, log)
     assert result.primary.sizes == (18, 18)
     for metric in ("tpot_ms", "ttft_ms"):
-        note = f"answers without {metric}, such as those without text: 2 in the control, 2 in the treatment"
+        note = f"answers without {metric}, such as those without text or counted tokens: 2 in the control, 2 in the "
+        note += "treatment"
         assert note in result.notes
     assert not any("e2e_ms" in note for note in result.notes)
 
@@ -386,5 +388,8 @@ def test_metrics_match_their_names() -> None:
     assert found["tpot_ms"] == 1000
     assert found["tokens_per_s"] == pytest.approx(5 / 6)
     assert found["tokens_per_step"] == 1 + 6 / 4
+    uncounted = replace(record, tokens=0)  # by a server that reports no counts
+    assert all(math.isnan(METRICS[name].value(uncounted)) for name in ("tokens", "tokens_per_s", "tpot_ms"))
+    assert METRICS["tokens"].value(replace(uncounted, first_token=None)) == 0
     empty = Record("r", "a", arrival=1.0, tokens=1)
     assert all(METRICS[name].value(empty) != METRICS[name].value(empty) for name in ("e2e_ms", "tpot_ms", "queue_ms"))
