@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from server.experiment.config import ExperimentConfig, StrictModel
 from server.experiment.records import RECORD_FILES, ExperimentError, RecordLog, count_records, read_records
@@ -22,11 +22,21 @@ from specdec.errors import ConfigError
 _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
 
+def _with_zone(text: str) -> str:
+    if text and datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("the time has no zone")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_with_zone)]
+"""ISO 8601 with a time zone, or empty."""
+
+
 class Manifest(StrictModel):
     """Written once, when the experiment begins."""
 
     config: ExperimentConfig
-    started: str = Field("", description="ISO 8601")
+    started: Moment = ""
     facts: dict[str, str] = Field(default_factory=dict, description="shown in the report: hardware, commit, model")
 
     @property
@@ -41,7 +51,7 @@ class StoredState(StrictModel):
     """The state of an experiment. `running` survives the end of the server: the next server resumes the experiment."""
 
     state: State
-    at: str  # ISO 8601, since when
+    at: Moment  # since when
     reason: str = ""
     records: dict[str, int] = Field(default_factory=dict)  # by arm, as of `at`
     ran_s: float = 0.0  # how long it ran before `at`, stops excluded

@@ -202,12 +202,16 @@ class Experiments:
             await self._save(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
+        """Of all; one whose folder cannot be read is `failed`, of mode "unknown"."""
         found = []
         for folder in await asyncio.to_thread(self._folders):
+            name = folder.path.name
             try:
-                found.append(await self.get(folder.path.name))
-            except RequestError as error:
-                _LOG.warning("experiment %s: %s", folder.path.name, error)
+                found.append(await self.get(name))
+            except ExperimentNotFoundError:  # it was removed just now
+                continue
+            except NoResultError as error:
+                found.append(ExperimentStatus(name, "failed", "unknown", "", {}, str(error)))
         return found
 
     async def get(self, name: str) -> ExperimentStatus:

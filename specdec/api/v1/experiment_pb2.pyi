@@ -81,7 +81,7 @@ class Experiment(_message.Message):
     name: _builtins.str
     state: Global___ExperimentState.ValueType
     mode: _builtins.str
-    """"hash", "switchback", "aa"."""
+    """"hash", "switchback", "aa"; "unknown" if its folder cannot be read."""
     started: _builtins.str
     """Time of the first start, ISO 8601."""
     reason: _builtins.str

@@ -414,11 +414,14 @@ def test_a_file_that_is_not_a_plan_is_a_configuration_error(tmp_path: Path) -> N
 async def test_a_corrupt_folder_affects_only_its_experiment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
-    for name, text in (("state.json", "{"), ("manifest.json", "{}")):
+    at = '{"state": "running", "at": "%s"}'
+    damages = (("state.json", "{"), ("state.json", at % "now"), ("state.json", at % "2026-11-21T12:00:00"))
+    for name, text in (*damages, ("manifest.json", "{}")):
         (tmp_path / "experiments" / "widths" / name).write_text(text)
         async with live_server(tmp_path) as server:
             assert (await server.ask("x")).status_code == 200
-            assert await server.experiments.statuses() == []
+            (status,) = await server.experiments.statuses()
+            assert (status.state, name in status.reason, status.records) == ("failed", True, {})
             assert (await server.http.get("/v1/experiments/widths")).status_code == 409
 
 
@@ -429,7 +432,7 @@ def test_each_experiment_has_its_own_folder(tmp_path: Path) -> None:
     assert folder.exists
     assert (folder.plan_text(), folder.manifest().config, folder.written()) == (PLAN, config, {})
     assert folder.state().state == "stopped"
-    state = StoredState(state="failed", at="now", reason="why", records={"a": 3})
+    state = StoredState(state="failed", at=now_text(), reason="why", records={"a": 3})
     folder.note(state)
     assert folder.state() == state
     (folder.path / "plan.yaml").unlink()
