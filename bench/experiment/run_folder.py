@@ -82,18 +82,10 @@ def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"started": before.started})
 
 
-_HASH_BYTES = 16
 _STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "FAILED", "cut": "TIMED_OUT"}
 
 
-def record_of(
-    seen: Seen,
-    choice: Choice,
-    clock: RunClock,
-    *,
-    scheduled: bool,
-    by_ids: bool,
-) -> Record:
+def record_of(seen: Seen, choice: Choice, clock: RunClock, *, scheduled: bool, by_ids: bool) -> Record:
     """The record of ``seen``, the outcome of a request.
 
     clock: on the event loop's time. scheduled: the request had an arrival time. by_ids: compare outputs by token ids,
@@ -120,7 +112,7 @@ def _output_hash(seen: Seen, by_ids: bool) -> bytes:
     if by_ids and seen.token_ids is None:
         return b""
     output = ",".join(map(str, seen.token_ids or ())) if by_ids else seen.text
-    return blake2b(output.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+    return blake2b(output.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Progress:

@@ -127,9 +127,6 @@ def _measured_s(records: Sequence[Record]) -> float:
     return sum(max(attempt) - min(attempt) for attempt in times.values())
 
 
-_HASH_BYTES = 8
-
-
 async def run_experiment(
     config: ExperimentConfig, servers: tuple[ArmServer, ArmServer], out: Path, watch: Callable[[Progress], None]
 ) -> str:
@@ -164,7 +161,7 @@ def load_facts(config: ExperimentConfig) -> dict[str, str]:
     facts: dict[str, str] = {"caches": load.cache}
     if load.trace is not None:
         # The digest detects a trace that changed between a run and its resumption.
-        digest = blake2b(load.trace.read_bytes(), digest_size=_HASH_BYTES).hexdigest()
+        digest = blake2b(load.trace.read_bytes(), digest_size=8).hexdigest()
         return facts | {"load": f"replay of {load.trace.name} ({digest}) at {load.speed:g} x"}
     facts["prompts"] = str(load.workload)
     if load.rate is None:

@@ -17,7 +17,6 @@ from specdec.core.fields import UINT32
 if TYPE_CHECKING:
     from bench.serve.load import ServePlan, ServeReport
     from specdec.client.connection import Credentials
-    from specdec.load.request import Endpoint
 
 
 _REPORTING = (
@@ -164,7 +163,6 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
         asked["timeout_s"] = deadline_s
     # Other servers refuse unknown fields.
     extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
-    endpoint: Endpoint
     endpoint, about = await connect(
         values["url"], credentials, asked, extra, model=values["model"], temperature=temperature
     )
@@ -178,9 +176,6 @@ async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]
             )
     finally:
         await endpoint.close()
-
-
-_WARMS_UP = "shared-prefix"  # plain texts, because prompts of the trace would then be cached
 
 
 @click.command("replay")
@@ -202,4 +197,5 @@ def replay_command(trace: Path, speed: float, **values: Any) -> None:
     priorities, speculation, and samples after the first. Over HTTP also sessions, and predictions of captured
     requests, which are token ids.
     """
-    run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)
+    # Warms up with plain texts, because prompts of the trace would then be cached.
+    run_load(values, trace=trace, speed=speed, workload="shared-prefix")

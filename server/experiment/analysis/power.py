@@ -155,12 +155,10 @@ def _first_guess(
 
 
 def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: np.random.Generator) -> Interval:
-    always = stopping.rule == "always_valid"
+    always, alpha, expected = stopping.rule == "always_valid", stopping.alpha, stopping.expected_units
     if target.quantile is None:
         mean = compare_means(sample)
-        return (
-            mean_ratio_bounds(mean, stopping.alpha, stopping.expected_units) if always else mean.ratio(stopping.alpha)
-        )
+        return mean_ratio_bounds(mean, alpha, expected) if always else mean.ratio(alpha)
     if always:
-        return quantile_ratio_bounds(sample, target.quantile, stopping.alpha, stopping.expected_units)
-    return compare_quantiles(sample, [target.quantile], _DRAWS, rng)[0].ratio(stopping.alpha)
+        return quantile_ratio_bounds(sample, target.quantile, alpha, expected)
+    return compare_quantiles(sample, [target.quantile], _DRAWS, rng)[0].ratio(alpha)
