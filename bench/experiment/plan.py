@@ -193,14 +193,11 @@ async def open_arm(name: str, request: ArmRequest, side: ArmServer, temperature:
     try:
         server = found.pop("server", {})
         facts = {key: str(value) for key, value in found.items()}
-        facts |= {key: _words(server[key]) for key in _SERVER_FACTS if server.get(key) is not None}
+        known = {key: value for key in _SERVER_FACTS if (value := server.get(key)) is not None}
+        facts |= {key: ", ".join(value) if isinstance(value, tuple) else str(value) for key, value in known.items()}
         yield OpenArm(name, request, endpoint, facts)
     finally:
         await endpoint.close()
-
-
-def _words(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 class Batch(NamedTuple):

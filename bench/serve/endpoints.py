@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import grpc
 import httpx
 
+from server.body_budget import raise_descriptor_limit
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import CompletionHints, GenerateOptions
@@ -364,6 +365,7 @@ async def connect(
     if credentials.tls and not where.tls:
         option = "--ca" if credentials.ca else "--cert" if credentials.cert else "--tls"
         raise ConfigError(f"{option}: an http:// URL is not encrypted; write https://, or leave {option} out")
+    raise_descriptor_limit()  # each request in flight has a connection of its own
     http = OpenAIEndpoint(
         where.place, key=credentials.key, model=model, temperature=temperature, with_ids=with_ids, extra=extra,
         verify=_tls_of(credentials) if where.tls else True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import resource
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,18 @@ async def test_a_finish_reason_ends_an_answer_without_done() -> None:
     record = Record("t", 0.0)
     await answering(lambda request: httpx.Response(200, text=f"data: {json.dumps(event)}\n\n")).send(TEXT, record)
     assert record.text == "a"
+
+
+async def test_bug_as_many_connections_as_the_system_allows() -> None:
+    """Else requests beyond the usual limit of 1,024 open files fail, and count against the server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        endpoint, _ = await connect("http://127.0.0.1:1/v1", Credentials(), model="m")
+        await endpoint.close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] not in range(513)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_what_is_sent_and_what_counts_as_text() -> None:
