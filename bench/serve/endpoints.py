@@ -315,7 +315,7 @@ def _no_model(error: Exception) -> str:
         status = error.response.status_code
         if status in (401, 403):
             return f"refuses the key (HTTP {status}); give one with --key-file"
-        return f"answers with HTTP {status}; give a model with --model"
+        return f"answers with HTTP {status}; check the URL, or give a model with --model"
     if isinstance(error, httpx.HTTPError):
         untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
         remedy = "give its authority's file (--ca)" if untrusted else "check the URL, and that the server runs"

@@ -57,7 +57,7 @@ async def test_a_real_answer(face: str) -> None:
         (None, "[SSL: CERTIFICATE_VERIFY_FAILED]", r"does not answer .*; give its authority's file \(--ca\)"),
         (401, "", r"refuses the key \(HTTP 401\); give one with --key-file"),
         (403, "", r"refuses the key \(HTTP 403\); give one with --key-file"),
-        (404, "", r"answers with HTTP 404; give a model with --model"),
+        (404, "", r"answers with HTTP 404; check the URL, or give a model with --model"),
         (200, '{"data": []}', "names no model; give one with --model"),
         (200, "<html>", "names no model; give one with --model"),
     ],
