@@ -166,10 +166,14 @@ class PromptPacker:
         )  # fmt: skip
         suffix, context = self._beside(gap, tokens, parts, room, owner)
         above, head = parts.fit(room - len(suffix) - len(context.ids))
-        ids = self._layout(tokens, frame, context.ids, above, suffix, head)
-        n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner))
+        ids, healing_prefix = self._layout(tokens, frame, context.ids, above, suffix, head), parts.healing_prefix
+        if not ids:  # a prompt needs a token: one of the file's name, or of the word
+            ids = list(self._opening(gap.path, gap, tokens, owner)[:budget])
+        if not ids:
+            ids, healing_prefix = list(self._text.encode(healing_prefix, owner)), ""
+        n_healing_tokens = len(self._text.encode(healing_prefix, owner))
         shown = ([*above, *head], suffix, context.texts)
-        return PackedPrompt(tuple(ids), tokens.ends, parts.healing_prefix, n_healing_tokens, shown=shown)
+        return PackedPrompt(tuple(ids), tokens.ends, healing_prefix, n_healing_tokens, shown=shown)
 
     def _beside(
         self, gap: Gap, tokens: FimTokens, parts: PrefixParts, room: int, owner: str
@@ -228,12 +232,9 @@ class PromptPacker:
         if tokens.repo >= 0 and gap.repo:
             name = gap.repo + ("\n" if tokens.template.newline else "")
             begin += [tokens.repo, *self._text.encode(name, owner)]
-        own: list[int] = []
         if tokens.template.opens_file:
-            own += self._opening(gap.path, gap, tokens, owner)
-        elif tokens.file >= 0:
-            own += [tokens.file]
-        return begin, own, marks
+            return begin, [*self._opening(gap.path, gap, tokens, owner)], marks
+        return begin, [tokens.file] if tokens.file >= 0 else [], marks
 
     def _opening(self, name: str, gap: Gap, tokens: FimTokens, owner: str) -> tuple[int, ...]:
         """Ids that announce a file."""

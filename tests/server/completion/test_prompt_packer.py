@@ -72,6 +72,23 @@ def test_prefix_only_omits_the_suffix(gap: Gap, budget: int) -> None:
     assert not gap.prefix or bytes(kept)[-1:] == gap.prefix.encode()[-1:]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "path", "shown", "healed"),
+    [
+        ("", "a.py", "# a.py\n", ""),
+        ("impor", "a.py", "# a.py\n", "impor"),
+        ("import o", "a.py", "import", " o"),
+        ("impor", "", "impor", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_bug_a_file_s_first_word_had_no_prompt(prefix: str, path: str, shown: str, healed: str) -> None:
+    """As with SmolLM2, which has neither a begin token nor marks of a gap."""
+    packed = PromptPacker(CodeTokenizer(()), 4096).pack(Gap(prefix, path=path), FillMode.PREFIX, SMALLEST_BUDGET)
+    assert bytes(packed.ids).decode() == shown
+    assert (packed.healing_prefix, packed.n_healing_tokens) == (healed, len(healed))
+
+
 @given(prefix=TEXT, suffix=TEXT, typed=st.text("abc =(){}é", max_size=8))
 def test_typing_on_a_line_only_appends(prefix: str, suffix: str, typed: str) -> None:
     before = PACKER.pack(Gap(prefix, suffix), FillMode.MIDDLE, 4096)
