@@ -96,7 +96,7 @@ class Outcomes:
 
 PAUSE_S = 0.15  # without keys, after which prompts are read ahead
 CHOICES = 3  # suggestions on explicit request
-_WORD = re.compile(r"[A-Za-z0-9_]+\Z")  # of one unit per character in every encoding
+_WORD = re.compile(r"[A-Za-z0-9_]+\Z")
 ACCEPT_COMMAND = "specdec.didAcceptCompletion"
 
 
@@ -167,14 +167,13 @@ class Completer:
         document = self._documents.get(params.text_document.uri)
         if document is None or not items:
             return types.CompletionList(is_incomplete=True, items=[])
-        place, line, character = document.place(params.position), params.position.line, params.position.character
+        place = document.place(params.position)
         word = _WORD.search(document.text, max(0, place - 100), place)
-        before = "" if word is None else word[0]
-        start = types.Position(line, character - len(before))
-        text = before + str(items[0].insert_text)
+        start = place if word is None else word.start()
+        text = document.text[start:place] + str(items[0].insert_text)
         item = types.CompletionItem(
             label=text.strip().splitlines()[0], documentation=text, detail="specdec", command=items[0].command,
-            text_edit=types.TextEdit(types.Range(start, params.position), text),
+            text_edit=types.TextEdit(document.range_of(start, place), text),
             insert_text_mode=types.InsertTextMode.AsIs,  # the text has its file's indentation
         )  # fmt: skip
         return types.CompletionList(is_incomplete=True, items=[item])

@@ -78,6 +78,13 @@ async def test_a_menu_item_has_a_label_and_is_inserted_unchanged(document: str, 
     assert menu.items[0].insert_text_mode is types.InsertTextMode.AsIs  # Emacs indents the lines of others once more
 
 
+async def test_bug_a_menu_item_behind_a_line_s_end_repeated_the_word() -> None:
+    asked, _ = made(Answers("turn 1"), "re\n")
+    menu = await asked.list_one(types.CompletionParams(DOCUMENT, types.Position(0, 9)))  # the line's end, as LSP has it
+    word = types.Range(types.Position(0, 0), types.Position(0, 2))
+    assert [item.text_edit for item in menu.items] == [types.TextEdit(word, "return 1")]
+
+
 @pytest.mark.parametrize("closed", [False, True])
 async def test_a_document_closed_meanwhile_is_not_read_ahead(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completer, "PAUSE_S", 0.0)
