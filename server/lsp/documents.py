@@ -276,8 +276,7 @@ class DocumentTable(dict[str, OpenDocument]):
         name = self.project.name_of(item.uri)
         taken = {document.name for document in self.values()}
         name = next(n for n in (name, *(f"{i}/{name}" for i in range(2, len(taken) + 3))) if n not in taken)
-        found = OpenDocument(item.uri, name, item.language_id, item.text, self._unit)
-        self[item.uri] = found
+        found = self[item.uri] = OpenDocument(item.uri, name, item.language_id, item.text, self._unit)
         return found
 
     def beside(self, document: OpenDocument, settings: Settings) -> list[options_pb2.ContextFile]:

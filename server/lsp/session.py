@@ -19,6 +19,7 @@ from specdec.api.v1 import options_pb2, result_pb2
 from specdec.client.client import Client, Outcome, SessionCall
 from specdec.client.connection import CallError
 from specdec.core.types import Delta
+from specdec.errors import SpecdecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,11 +474,11 @@ class SessionLink:
                 continue
             self._failures += 1
             error = serving.exception()
-            if error is not None and not isinstance(error, CallError):
+            if error is not None and not isinstance(error, SpecdecError):
                 raise error
             self._trouble = str(error or "the specdec server ended the session")
             self._notices.state(LinkState.AWAY, self._trouble)
-            lasting = error is not None and error.reached and error.code in _LASTING
+            lasting = isinstance(error, CallError) and error.reached and error.code in _LASTING
             pause_s = _LASTING_PAUSE_S if lasting else self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):

@@ -48,6 +48,22 @@ async def test_bug_an_editor_went_to_no_other_server_than_the_first() -> None:
         assert item.insert_text == LINE
 
 
+async def test_bug_a_file_that_was_away_for_a_moment_ended_all_tries_to_connect(tmp_path: Path) -> None:
+    """As while a certificate is renewed."""
+    ca = tmp_path / "ca.pem"
+    ca.write_text("none")
+    async with editing("127.0.0.1:1", args=("--tls", "--ca", str(ca)), wait="away") as editor:
+        ca.unlink()
+        async with asyncio.timeout(20):
+            while f"{ca} cannot be read" not in editor.statuses[-1]["message"]:
+                editor.changed.clear()
+                await editor.changed.wait()
+            ca.write_text("none")
+            while "no specdec server answers" not in editor.statuses[-1]["message"]:
+                editor.changed.clear()
+                await editor.changed.wait()
+
+
 async def test_after_a_lost_stream_documents_are_found_again() -> None:
     text, (line, character) = without(LINE)
     async with running() as server, editing(server.address) as editor:
