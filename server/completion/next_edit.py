@@ -151,9 +151,10 @@ class EditPlace:
         """The file's lines as the model sees them, without their ends."""
         return [line.removesuffix("\r") for line in self.text.split("\n")]
 
-    @cached_property
-    def line_ends(self) -> str:
-        return "\r\n" if "\r\n" in self.text else "\n"
+    def line_end(self, line: int) -> str:
+        """What ends a line, or the one before it if that is the last."""
+        after = self.starts[min(line + 1, len(self.starts) - 1)]
+        return "\r\n" if self.text.endswith("\r\n", 0, after) else "\n"
 
     @cached_property
     def starts(self) -> list[int]:
@@ -430,15 +431,14 @@ class EditReader:
         """The edits before the last unchanged lines so far; these and the lines before them are settled."""
         if len(self._new) > MOST_LINES:
             return []
-        old, done = self._old[self._at :], (0, 0)
+        old, done, n_settled = self._old[self._at :], (0, 0), 0
         changes: list[tuple[int, int, int, int]] = []
-        settled: list[tuple[int, int, int, int]] = []
         for tag, a, b, c, d in difflib.SequenceMatcher(None, old, self._new, autojunk=False).get_opcodes():
             if tag != "equal":
                 changes.append((a, b, c, d))
             elif sum(map(_has_word, old[a:b])) >= ANCHOR_LINES:
-                settled, done = list(changes), (b, d)
-        edits = self._edits(settled)
+                n_settled, done = len(changes), (b, d)
+        edits = self._edits(changes[:n_settled])
         self._at += done[0]
         del self._new[: done[1]]
         return edits
@@ -460,7 +460,7 @@ class EditReader:
 
     def _edit(self, line: int, count: int, new: Sequence[str]) -> TextEdit:
         """The smallest edit that replaces ``count`` lines from ``line`` on by ``new``."""
-        place, ends = self._place, self._place.line_ends
+        place, ends = self._place, self._place.line_end(line)
         if line + count < len(place.lines):
             start, end = place.starts[line], place.starts[line + count]
             text = "".join(each + ends for each in new)

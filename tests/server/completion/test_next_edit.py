@@ -249,6 +249,16 @@ def test_offsets_use_the_callers_unit_and_line_breaks_the_files(unit: OffsetUnit
     assert edits_of("s = '\U0001f600'\nx = 2\ny = 3\n", place) == [TextEdit(at, at + 1, "2\r\ny = 3")]
 
 
+@pytest.mark.parametrize(("other", "end"), [("\r\n", "\n"), ("\n", "\r\n")])
+def test_bug_an_edit_changed_the_end_of_a_line_in_a_file_with_both(other: str, end: str) -> None:
+    lines = [f"line {i}" for i in range(6)]
+    text = lines[0] + other + end.join(lines[1:])
+    place = EditPlace("a.py", text, 0)
+    answer = "line 0\nline 1\nline 2\nsecond\nline 3\nlast 4\nline 5\nend"
+    changed = ["line 1", "line 2", "second", "line 3", "last 4", "line 5", "end"]
+    assert applied(text, edits_of(answer, place)) == lines[0] + other + end.join(changed)
+
+
 def test_diffs_are_parsed_as_edits() -> None:
     diff = "--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-def f(w, h):\n+def area(w, h):\n     return w * h\n"
     edit = RecentEdit.of("a.py", "", "", diff)
