@@ -337,8 +337,8 @@ async def _only(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> AsyncGenerator[Any, 
 
 
 def _as_metadata(name: str) -> str:
-    """``name`` percent-encoded for metadata."""
-    return quote(name, safe=_PLAIN)
+    """``name`` percent-encoded for metadata, of which a server takes 8 KiB in all: a long name is cut."""
+    return quote(name, safe=_PLAIN)[:2048]
 
 
 _NO_END_S = 1e9  # gRPC's clock has 64 bits of nanoseconds: a much later end is a past one

@@ -275,6 +275,7 @@ def test_incomplete_credentials_are_rejected(tmp_path: Any) -> None:
         ("", "Größe 7%", {"x-session-id": "Gr%C3%B6%C3%9Fe%207%25"}),
         ("w 1", "", {"x-workspace-id": "w%201"}),
         ("w", "s", {"x-workspace-id": "w", "x-session-id": "s"}),
+        ("w", "\u4e16" * 1024, {"x-workspace-id": "w", "x-session-id": ("%E4%B8%96" * 1024)[:2048]}),
     ],
 )
 async def test_a_call_has_headers_that_keep_it_on_one_server(
