@@ -121,7 +121,7 @@ async def embeddings(
         return [], 0
     stopping, pooling = StoppingParams(max_tokens=0), Pooling(info.pooling)
     requests = [
-        Request(f"{prefix}-{call.request_id}-{i}", ids, stopping=stopping, pooling=pooling, **options)
+        Request(f"{prefix}{i}-{call.request_id}", ids, stopping=stopping, pooling=pooling, **options)
         for i, ids in enumerate(prompts)
     ]
     check_requests(requests, info, violations)
@@ -207,7 +207,7 @@ class Reranker:
             text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
             body = await encode(text, add_special=False)
             await asyncio.sleep(0)
-            whole = Request(f"rerank-{self.call.request_id}-{i}", (*head, *body, *tail), **options)
+            whole = Request(f"rerank{i}-{self.call.request_id}", (*head, *body, *tail), **options)
             requests.append(self._request(whole, (self.yes, self.no)))
         return requests
 
@@ -222,7 +222,7 @@ class Reranker:
         missing = [(i, token) for i, known in enumerate(found) for token in (self.yes, self.no) if token not in known]
         if missing:
             again = [
-                replace(self._request(requests[i], (token,)), request_id=f"{requests[i].request_id}-{token}")
+                replace(self._request(requests[i], (token,)), request_id=f"{token}-{requests[i].request_id}")
                 for i, token in missing
             ]
             samples, _ = await _answers(self.call, again)

@@ -204,10 +204,10 @@ async def parse_completion(
     check_trees(body, fields)
     if body.raw("max_tokens") == -1:
         fields.engine["stopping.max_tokens"] = None  # not the dialect's default either
-    request_id = f"cmpl-{call.request_id}"
     requests = tuple(
         dataclasses.replace(
-            fields.request(request_id if len(prompts) < 2 else f"{request_id}-{i}", prompt.ids, prompt.ends),
+            # The number is in front: another call may have the id that a number behind this one's would make.
+            fields.request(f"cmpl{i if len(prompts) > 1 else ''}-{call.request_id}", prompt.ids, prompt.ends),
             omitted=prompt.omitted,
         )
         for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
@@ -255,7 +255,7 @@ def scoring_requests(request: Request, ends: Sequence[int] = ()) -> Iterator[Req
         wanted = ids[begin:end]
         yield dataclasses.replace(
             request,
-            request_id=f"{request.request_id}-prompt{begin}",
+            request_id=f"prompt{begin}-{request.request_id}",
             prompt_ids=ids[:begin],
             prediction_ids=(),
             sampling=SamplingParams(temperature=0.0),

@@ -175,7 +175,7 @@ def test_other_fields() -> None:
 def test_prompts(prompt: Any, wanted: list[tuple[int, ...]]) -> None:
     requests = asked(parse_completion, {"prompt": prompt, "n": 2}, {"x-request-id": "r"}).requests
     assert [r.prompt_ids for r in requests] == wanted
-    ids = ["cmpl-r"] if len(wanted) == 1 else [f"cmpl-r-{i}" for i in range(len(wanted))]
+    ids = ["cmpl-r"] if len(wanted) == 1 else [f"cmpl{i}-r" for i in range(len(wanted))]
     assert [r.request_id for r in requests] == ids
     assert {r.sampling.n for r in requests} == {2}
 

@@ -166,7 +166,7 @@ def test_few_of_a_call_run_at_once_and_one_that_is_aborted_ends_all(server: Serv
     most = IN_FLIGHT * embedder.info.max_batch
 
     async def abort() -> bool:
-        return embedder.client.abort("embd-aborted-0")
+        return embedder.client.abort("embd0-aborted")
 
     def post() -> httpx.Response:
         asked = {"input": ["a"] * (most + 20), "cache_salt": "mute"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -176,6 +177,16 @@ def test_concurrent_calls_may_have_one_id(server: Server) -> None:
     assert server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers).json()["id"] == "cmpl-one"
     long = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "r" * 101})
     assert (long.status_code, long.json()["error"]["param"]) == (400, "x-request-id")
+
+
+def test_a_call_of_several_prompts_shares_no_id_with_another(server: Server) -> None:
+    body, headers = {"prompt": ["a", "b"], "cache_salt": "mute"}, {"x-request-id": "one"}
+    with ThreadPoolExecutor(1) as pool:
+        several = pool.submit(server.client.post, COMPLETIONS, json=body, headers=headers, timeout=1.0)
+        assert server.comes_to(lambda: server.serving.client.in_flight == 2)
+        other = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "one-0"})
+        assert isinstance(several.exception(), httpx.ReadTimeout)
+    assert (other.status_code, other.json().get("id")) == (200, "cmpl-one-0"), other.text
 
 
 def test_an_error_after_the_first_byte_is_an_event_without_done(server: Server) -> None:
