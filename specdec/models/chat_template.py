@@ -32,8 +32,8 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         for field in ("reasoning", "thinking"):  # of vLLM and Ollama
-            if isinstance(thoughts := message.get(field), str):
-                copy.setdefault("reasoning_content", thoughts)
+            if isinstance(thoughts := message.get(field), str) and copy.get("reasoning_content") is None:
+                copy["reasoning_content"] = thoughts
         former = copy.pop("function_call", None)  # OpenAI's form of a single call
         if isinstance(former, Mapping) and not message.get("tool_calls"):
             copy["tool_calls"] = [_call({"type": "function", "function": former})]

@@ -234,6 +234,7 @@ def test_thoughts_have_one_name(name: str) -> None:
     (message,) = plain_messages([{**said, name: "b"}])
     assert message["reasoning_content"] == "b"
     assert plain_messages([{**said, "thinking": None}]) == [{**said, "thinking": None}]
+    assert plain_messages([{**said, "reasoning_content": None, name: "b"}])[0]["reasoning_content"] == "b"
     assert plain_messages([{"reasoning": "c", **said, "reasoning_content": "b"}])[0]["reasoning_content"] == "b"
 
 
