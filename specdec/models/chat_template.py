@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -85,14 +86,16 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else {}
 
 
+# An escape in JSON. Without a group: half of a surrogate pair, which models may write and tokenizers refuse.
+_ESCAPE = re.compile(r"\\(?:(u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|[^u])|u[dD][89a-fA-F]\w\w)")
+
+
 def _call(call: Any) -> Any:
     function = _function(call) if isinstance(call, Mapping) else {}
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
     try:
-        arguments = json.loads(arguments)
-    except (ValueError, RecursionError):
+        text = _ESCAPE.sub(lambda found: found[0] if found[1] else r"\ufffd", function["arguments"])
+        arguments = json.loads(text)
+    except (LookupError, TypeError, ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 

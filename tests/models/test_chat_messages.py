@@ -228,6 +228,21 @@ def test_messages_are_copied_and_otherwise_unchanged() -> None:
     assert plain_messages(plain_messages(given)) == plain_messages(given)
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r"\ud83d\ude00 \n\u00e9", "\U0001f600 \n\u00e9"),
+        (r"a\ud83d", "a\ufffd"),
+        (r"\uDE00\ud83d\ud83d\ude00", "\ufffd\ufffd\U0001f600"),
+        (r"\\ud83d", r"\ud83d"),
+    ],
+)
+def test_half_a_surrogate_pair_in_arguments_is_replaced(written: str, read: str) -> None:
+    function = {"name": "f", "arguments": f'{{"a": "{written}"}}'}
+    (message,) = plain_messages([{"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": read}
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_have_one_name(name: str) -> None:
     said = {"role": "assistant", "content": "a"}
