@@ -89,28 +89,24 @@ class Call:
 
     @property
     def request_id(self) -> str:
-        """`given_id`, with a random suffix if another call in progress has it: service meshes give one id to all calls
-        of a user's request. Raises as `given_id`."""
+        """The id in the call's ``x-request-id``, which `HttpCalls` adds where it is missing and repeats in the answer.
+        It gets a random suffix if another call in progress has it: service meshes give one id to all calls of a user's
+        request.
+
+        Raises:
+            InvalidRequestError: it is too long.
+        """
         if not self._request_id:
-            given = self.given_id
+            given = self.header(REQUEST_ID_HEADER)
+            if len(given) > MAX_ID_CHARACTERS:
+                raise InvalidRequestError.of(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")
+            given = call_id(given)
             if given in self.server.call_ids:
                 end = f"-{uuid.uuid4().hex[:8]}"
                 given = given[: MAX_ID_CHARACTERS - len(end)] + end
             self._request_id = given
             self.server.call_ids.add(self._request_id)
         return self._request_id
-
-    @cached_property
-    def given_id(self) -> str:
-        """The id in the call's ``x-request-id``, which `HttpCalls` adds where it is missing and repeats in the answer.
-
-        Raises:
-            InvalidRequestError: it is too long.
-        """
-        given = self.header(REQUEST_ID_HEADER)
-        if len(given) > MAX_ID_CHARACTERS:
-            raise InvalidRequestError.of(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")
-        return call_id(given)
 
     @cached_property
     def data(self) -> dict[str, Any]:
