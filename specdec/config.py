@@ -267,12 +267,10 @@ def _moved(endpoint: str | None, place: int) -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False
+        return host == "localhost"
 
 
 def check_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> None:

@@ -363,13 +363,9 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
     Raises:
         click.UsageError: an option means nothing without another, or the key's file is not one.
     """
-    return _credentials(_credential_values(values))
-
-
-def _credentials(given: dict[str, Any]) -> Credentials:
     from specdec.client.connection import Credentials
 
-    key_file, tls, ca, cert, cert_key = given.values()
+    key_file, tls, ca, cert, cert_key = _credential_values(values).values()
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
     return Credentials(given_key("--key-file", key_file), tls or bool(ca or cert), ca, cert, cert_key)
@@ -383,7 +379,7 @@ def asks_server(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapper(*args: Any, server: str, **values: Any) -> Any:
-        given = _credential_values(values)
+        credentials = pop_credentials(values)
 
         def ask(call: Callable[[Client], Awaitable[Any]]) -> Any:
             from specdec.client.client import Client
@@ -391,7 +387,7 @@ def asks_server(command: Command) -> Command:
 
             async def run() -> Any:
                 # At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
-                async with Client(server, _credentials(given), RetryPolicy(unreachable=False)) as client:
+                async with Client(server, credentials, RetryPolicy(unreachable=False)) as client:
                     return await call(client)
 
             return asyncio.run(run())

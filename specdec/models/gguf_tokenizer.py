@@ -197,12 +197,8 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
             raise TypeError(f"tokenizer.chat_template must be text, got {each!r}")
     ends = [given("eos"), given("eot"), given("eom")]
     ends += [i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and t in _END_OF_TURN]
-    named = {
-        "bos_token": given("bos"),
-        "eos_token": given("eos"),
-        "unk_token": given("unknown"),
-        "pad_token": given("padding"),
-    }
+    fields = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    named = {name: given(field) for name, field in fields.items()}
     return TokenizerInfo(
         bos_id=given("bos"),
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", begins)),
