@@ -259,4 +259,6 @@ def _folder(path: Path) -> Checkpoint:
         return HFCheckpoint(path)
     if len(files) > 1:
         raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")
+    if not files and (snapshots := sorted(path.glob("snapshots/*"))):  # which the hub's library made
+        raise ModelError(f"{path}: is a folder of the hub's cache; name a snapshot of it, such as {snapshots[0]}")
     return GGUFCheckpoint(files[0]) if files else HFCheckpoint(path)

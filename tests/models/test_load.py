@@ -234,3 +234,26 @@ def test_a_kv_cache_is_no_weights() -> None:
         ModelError, match=r"cache of m: too little memory: it needs 2\.2 .*; lower engine\.kv_tokens, or"
     ):
         check_memory("cache of m", 2 << 30, None, available=2 << 30)
+
+
+def test_a_folder_of_the_hub_cache_names_its_snapshot(tiny: Tiny, tmp_path: Path) -> None:
+    snapshot = Path(shutil.copytree(tiny("llama"), tmp_path / "models--x--y" / "snapshots" / "0123"))
+    with pytest.raises(ModelError, match=f"name a snapshot of it, such as {snapshot}"):
+        load_model(str(tmp_path / "models--x--y"), dtype="int8", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}<|new8|>", "{{ messages[0].content }}<|new7|>"])
+def test_a_chat_template_with_a_token_that_has_no_row(
+    template: str, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tiny model has eight rows more than its tokenizer has entries."""
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "copy"))
+    data = json.loads((folder / "tokenizer.json").read_text())
+    size = len(data["model"]["vocab"])
+    data["added_tokens"] += [
+        data["added_tokens"][0] | {"id": size + i, "content": f"<|new{i}|>"} for i in range(384 - size + 1)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "chat_template.jinja").write_text(template)
+    load_model(str(folder), dtype="int8", cache_dir=tmp_path / "cache")
+    assert ("writes <|new8|>, for which the model has no row" in caplog.text) == ("new8" in template)
