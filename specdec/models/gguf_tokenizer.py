@@ -87,6 +87,8 @@ def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo
     types = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ModelError(f"{file.path}: {len(tokens)} tokens but {len(types)} token types; the file is corrupt")
+    if set(map(type, types)) != {int}:  # no token would be a special one
+        raise TypeError("tokenizer.ggml.token_type must be a list of integers")
     if kind == "gpt2":
         tokenizer = _byte_level(file, tokens, types)
     elif kind == "llama":

@@ -217,6 +217,7 @@ def gguf_file(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tokenizer.ggml.tokens", 5), ("tokenizer.ggml.tokens", [1, 2]), ("tokenizer.ggml.token_type", 5),
         ("tokenizer.ggml.merges", [1]), ("tokenizer.ggml.merges", 5), ("tokenizer.ggml.merges", ["ab"]),
         ("tokenizer.ggml.bos_token_id", "x"), ("tokenizer.chat_template", 5),
+        ("tokenizer.ggml.token_type", ["1"] * 384), ("tokenizer.ggml.token_type", "1" * 384),
     ],
 )  # fmt: skip
 def test_metadata_of_gguf_files(name: str, value: Any, gguf_file: Path) -> None:
