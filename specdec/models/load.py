@@ -92,8 +92,9 @@ def checked_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Pa
             f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
             "they do not belong together, fetch the model again"
         )
-    beyond = [tokenizer.token_bytes(i).decode() for i in sorted(tokenizer.special_ids) if i >= config.vocab_size]
-    if lost := [name for name in beyond if tokenizer.template_mentions(name)]:
+    beyond = [tokenizer.token_bytes(i) for i in sorted(tokenizer.special_ids) if i >= config.vocab_size]
+    names = [name.decode(errors="replace") for name in beyond]
+    if lost := [name for name in names if tokenizer.template_mentions(name)]:
         said = "%s: the chat template writes %s, for which the model has no row; such chats are refused: fetch it again"
         logging.getLogger(__name__).warning(said, checkpoint.name, ", ".join(lost))
     return tokenizer
