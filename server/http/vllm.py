@@ -74,19 +74,20 @@ VLLM = (
 async def render_completion(call: Call) -> None:
     """The prompts of a body of /v1/completions, which is checked and not run."""
     parsed = await parse_completion(call)
-    await call.reply(200, [_rendered(call, request) for request in parsed.requests])
+    name, several = f"cmpl-{call.request_id}", len(parsed.requests) > 1
+    await call.reply(200, [_rendered(call, each, name + f"-{i}" * several) for i, each in enumerate(parsed.requests)])
 
 
 async def render_chat(call: Call) -> None:
     """The prompt of a body of /v1/chat/completions, which is checked and not run."""
     parsed = await parse_chat(call)
-    await call.reply(200, _rendered(call, parsed.request))
+    await call.reply(200, _rendered(call, parsed.request, parsed.request.request_id))
 
 
-def _rendered(call: Call, request: Request) -> dict[str, Any]:
+def _rendered(call: Call, request: Request, name: str) -> dict[str, Any]:
     sampling = request.sampling
     return {
-        "request_id": request.request_id,
+        "request_id": name,
         "model": call.model.name,
         "token_ids": request.prompt_ids,
         "sampling_params": {

@@ -124,10 +124,11 @@ class Estimates:
     def observe(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         """Update all estimates from the outcome of ``step``, whose last plan was ``plan``."""
         params = self.params
-        self._observe_times(step, outcome)
+        proposed = self.lookups_proposed(step)
+        lookups = sum(proposed)
+        self._observe_times(step, outcome, lookups)
         gained = 0.0
         row_price = step.prices.row_ms / step.prices.token_ms
-        proposed = self.lookups_proposed(step)
         weighed = self.weighs_lookups(step)
         for one, tree, kept, tokens, did in zip(
             step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
@@ -147,24 +148,24 @@ class Estimates:
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:
             self.lookup_gain += params.average_weight * (gained / len(step.sequences) - self.lookup_gain)
-            self._observe_speedup(step, plan, outcome)
+            self._observe_speedup(step, plan, outcome, self.lookups_ms(lookups))
         self.steps += 1
         if self.steps % params.refresh_steps == 0:
             self.calibration.refresh()
 
-    def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+    def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome, lookups_ms: float) -> None:
         """All tokens over all time, not a mean of steps, since that is what a step's last level competes with.
 
         Long prefill is left out: no later step repeats it. A step without a decision brings one token.
         """
-        spent_ms = plan.verify_ms + self.lookups_ms(sum(self.lookups_proposed(step)))
+        spent_ms = plan.verify_ms + lookups_ms
         for name, work in step.drafted.items():
             spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
         tokens = sum(map(len, outcome.tokens)) / len(step.sequences)
         rested = min(step.rested, round(1.0 / (1.0 - self.params.speedup_retention)))  # older steps are forgotten
         self.speedup.add(spent_ms / step.prices.decode_ms + rested, tokens + rested)
 
-    def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
+    def _observe_times(self, step: StepInputs, outcome: Outcome, lookups: int) -> None:
         """Update costs from the times of the forward and of drafting.
 
         Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them. A level
@@ -178,7 +179,6 @@ class Estimates:
             expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
             self.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
         left_ms = outcome.draft_ms
-        lookups = sum(self.lookups_proposed(step))
         worked = {
             name: work
             for name in self.costs

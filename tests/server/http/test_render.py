@@ -15,9 +15,11 @@ def test_completion_prompts(server: Server) -> None:
         COMPLETIONS + RENDER, model="fake", prompt=["a", [5, 6]], max_tokens=3, temperature=0.5, seed=7
     )
     assert [entry["token_ids"] for entry in found] == [[BOS, 97], [5, 6]]
+    name = found[0]["request_id"].removesuffix("-0")
+    assert name.startswith("cmpl-")
+    assert found[1]["request_id"] == f"{name}-1"
     for entry in found:
         assert entry["model"] == "fake"
-        assert entry["request_id"].startswith("cmpl-")
         sampling = entry["sampling_params"]
         assert (sampling["max_tokens"], sampling["temperature"], sampling["seed"]) == (3, 0.5, 7)
 
