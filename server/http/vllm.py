@@ -74,8 +74,9 @@ VLLM = (
 async def render_completion(call: Call) -> None:
     """The prompts of a body of /v1/completions, which is checked and not run."""
     parsed = await parse_completion(call)
-    name, several = f"cmpl-{call.request_id}", len(parsed.requests) > 1
-    await call.reply(200, [_rendered(call, each, name + f"-{i}" * several) for i, each in enumerate(parsed.requests)])
+    name, count = f"cmpl-{call.request_id}", len(parsed.requests)
+    names = [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
+    await call.reply(200, [_rendered(call, *each) for each in zip(parsed.requests, names, strict=True)])
 
 
 async def render_chat(call: Call) -> None:

@@ -56,11 +56,11 @@ class Estimates:
         tokens, levels, rows = params.model_prior
         priors = {name: (tokens, 1.0 if tree_rows.get(name) else levels, rows) for name in drafting}
         self.yields = {name: DrafterYield(name, priors[name], known[name].records(), params) for name in drafting}
-        # Of all lookup drafters together. Times: of a step in which they propose, and of each sequence that they do for
+        # Of all lookup drafters together
         self.lookup_yield = DrafterYield("lookup", params.lookup_prior, params=params)
-        self.lookup_step_ms = self.lookup_ms = 0.0
+        self.lookup_step_ms = self.lookup_ms = 0.0  # of a step in which they propose, and of each sequence with one
         self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
-        self.least_match = Match.WEAK  # of a lookup drafter that may propose, but for first tokens and in mode ON
+        self.least_match = Match.WEAK  # the weakest that they draft after; first tokens and mode ON take any
         self.speedup = self._first_speedup()  # tokens that a plain step's time brings
         # Milliseconds of prompts in a forward over those of as many sampling rows.
         self.prompt_cost = Ratio(params.prompt_cost_prior_ms, params.prompt_cost_bounds, params.ratio_retention)
@@ -142,8 +142,8 @@ class Estimates:
                 self.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
         if weighed:
             self.lookup_yield.end_step(step.sequences, proposed, 1 + step.rested)
-        dear = self.lookups_ms(1) > params.max_weak_share * step.prices.token_ms
-        self.least_match = Match.STRONG if dear else Match.WEAK
+        costly = self.lookups_ms(1) > params.max_weak_share * step.prices.token_ms
+        self.least_match = Match.STRONG if costly else Match.WEAK
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.constrained:

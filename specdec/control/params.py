@@ -112,13 +112,13 @@ class ControlParams:
     drift_chance: float = 0.00625  # chance per step that texts have changed so that an idle drafter pays again
     min_weighed_share: float = 0.01  # share of a token's time below which lookup drafters are not weighed at all
     max_weak_share: float = 0.05
-    """The same above which they propose nothing after a single token, which brings 0.2 tokens. Where a proposal takes a
-    tenth of it (SmolLM2), chats run at 1.00 of plain decoding's speed and at 0.98 with such proposals. Where it takes a
-    hundredth (Qwen without a draft), HumanEval runs at 1.26 with them and at 1.16 without."""
+    """Share of a token's time above which lookup drafters propose nothing after a single token. That brings 0.2 tokens:
+    SmolLM2's chats, where it takes a tenth, run at 1.00 of plain decoding's speed without it and at 0.98 with it;
+    HumanEval on Qwen without a draft, where it takes a hundredth, at 1.16 without it and at 1.26 with it."""
 
     rest_steps: tuple[int, int] = (8, 32)
-    """Steps that are decoded without a decision after one that no drafter was worth running in: twice as many as were
-    before it, within these bounds."""
+    """Least and most steps that are decoded without a decision after a decision against drafting: twice as many as had
+    none before it."""
 
     # Value of time (controller.py)
     speedup_retention: float = 0.95

@@ -152,7 +152,7 @@ class Drafting:
         return found
 
     def _least_match(self, entry: PlanEntry) -> Match:
-        """With which a lookup drafter may propose. Each request's first token measures anew what proposals take."""
+        """The weakest match to draft after. Each request's first token takes any, which measures proposals again."""
         any_match = not entry.seq.n_output or entry.seq.request.speculation.mode is SpeculationMode.ON
         return Match.WEAK if any_match else self.controller.estimates.least_match
 

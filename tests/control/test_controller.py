@@ -212,7 +212,7 @@ def test_costly_lookup_drafters_run_in_mode_on_and_for_first_tokens_only(wish: d
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, Match.WEAK), (0.1, Match.STRONG)])
-def test_dear_lookup_drafters_propose_nothing_after_a_single_token(share: float, least: Match) -> None:
+def test_costly_lookup_drafters_propose_nothing_after_a_single_token(share: float, least: Match) -> None:
     """Such proposals bring a fifth of a token. share: of a token's time that a step's proposals take. Four sequences
     share a step, so a token takes about a quarter of it."""
     controller, sequences = lookup_controller(), [make_one(key) for key in range(4)]
@@ -226,7 +226,7 @@ def test_dear_lookup_drafters_propose_nothing_after_a_single_token(share: float,
 
 
 @pytest.mark.parametrize(("right", "least", "most"), [(True, 200, 200), (False, 1, 100)])
-def test_dear_lookup_drafters_run_where_they_bring_tokens(right: bool, least: int, most: int) -> None:
+def test_costly_lookup_drafters_run_where_they_bring_tokens(right: bool, least: int, most: int) -> None:
     """A proposal takes a third of a token's time. Steps without a decision count as idle ones."""
     controller, one, times, idle = lookup_controller(), make_one(), 0, 0
     for _ in range(200):

@@ -283,7 +283,7 @@ def test_a_match_ends_a_rest() -> None:
     """The model-based drafter never pays, so steps without a match rest."""
     drafter = Recorder("free", False)
     drafter.match_at = lambda tokens: Match.STRONG if tokens == 40 else Match.NONE
-    engine = engine_with(drafter, Recorder("dear", True), level_ms=1e6)
+    engine = engine_with(drafter, Recorder("costly", True), level_ms=1e6)
     controller, decided = engine._speculation.drafting.controller, []
     decide = controller.decide
 
@@ -301,7 +301,7 @@ def test_a_match_ends_a_rest() -> None:
     ("mode", "match", "anywhere"),
     [(AUTO, Match.WEAK, False), (AUTO, Match.STRONG, True), (ON, Match.WEAK, True)],
 )
-def test_where_proposals_are_dear_only_first_tokens_and_mode_on_draft_after_a_single_token(
+def test_where_proposals_are_costly_only_first_tokens_and_mode_on_draft_after_a_single_token(
     mode: SpeculationMode, match: Match, anywhere: bool
 ) -> None:
     drafter = Recorder("free", False)
@@ -319,7 +319,7 @@ def test_where_proposals_are_dear_only_first_tokens_and_mode_on_draft_after_a_si
     assert (len(tried["other"]) > 1) is (match is Match.STRONG)
 
 
-def test_proposals_that_were_dear_are_measured_again() -> None:
+def test_proposals_that_were_costly_are_measured_again() -> None:
     """Every match is of a single token. The drafter takes no time any more."""
     parts = replace(tiny_parts(), clock=lambda: 0.0)
     drafter = Recorder("free", False)
