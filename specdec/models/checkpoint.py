@@ -68,10 +68,16 @@ class StoredBlocks:
     order: Tensor | None = None  # int64 [in], the input at each place of the blocks; None: in order
 
 
+def expert_of(role: str) -> int | None:
+    """The expert that ``role`` belongs to."""
+    expert = role.partition(".experts.")[2]
+    return int(expert.partition(".")[0]) if expert else None
+
+
 class FusedSource(TensorSource):
-    """A source over ``inner``, which holds q, k and v as rows of one matrix, ``qkv``, and gate and up as rows of
-    ``gate_up``. In each head of q and k, ``inner`` has the rotated rows before the others; here each half of a head
-    begins with half of the rotated ones (`RopeConfig.rotated`).
+    """A source over ``inner``, which holds gate and up as rows of one matrix, ``gate_up``, and unless it has q, then q,
+    k and v as rows of ``qkv``. In each head of q and k of a ``qkv``, ``inner`` has the rotated rows before the others;
+    here each half of a head begins with half of the rotated ones (`RopeConfig.rotated`).
 
     Raises:
         UnsupportedModelError: such a matrix has a bias.
@@ -83,13 +89,13 @@ class FusedSource(TensorSource):
             raise UnsupportedModelError(f"{inner.name}: biases of fused matrices are not supported; use another model")
         c = inner.config
         q, k, v, gate, up = c.q_size, c.kv_size, c.kv_size, c.intermediate_size, c.intermediate_size
-        self._rows = {
-            "q": ("qkv", self._heads(0, q)),
-            "k": ("qkv", self._heads(q, k)),
-            "v": ("qkv", np.arange(q + k, q + k + v)),
-            "gate": ("gate_up", np.arange(gate)),
-            "up": ("gate_up", np.arange(gate, gate + up)),
-        }
+        self._rows = {"gate": ("gate_up", np.arange(gate)), "up": ("gate_up", np.arange(gate, gate + up))}
+        if not inner.has("layers.0.q"):
+            self._rows |= {
+                "q": ("qkv", self._heads(0, q)),
+                "k": ("qkv", self._heads(q, k)),
+                "v": ("qkv", np.arange(q + k, q + k + v)),
+            }
 
     def _heads(self, start: int, size: int) -> np.ndarray:
         """The rows [start, start + size) of the fused matrix, which are whole heads, in our order."""
@@ -140,8 +146,10 @@ class FusedSource(TensorSource):
 
 
 def by_parts(source: TensorSource) -> TensorSource:
-    """``source``, or a `FusedSource` over it if its family has fused matrices."""
-    return FusedSource(source) if source.config.family == "phi3" else source
+    """``source``, or a `FusedSource` over it if its family has fused matrices, unless the format divides them."""
+    mlp = "experts.0." if source.config.experts else ""
+    fused = source.config.family in ("phi3", "granitemoe") and not source.has(f"layers.0.{mlp}gate")
+    return FusedSource(source) if fused else source
 
 
 class Checkpoint(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import StoredBlocks, TensorSource, check_regular, positive_int, well_formed
+from specdec.models.checkpoint import StoredBlocks, TensorSource, check_regular, expert_of, positive_int, well_formed
 from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
 from specdec.models.tokenizer import MAX_MERGES
 
@@ -188,11 +188,15 @@ class GGUFFile:
         return list(values)
 
 
-# general.architecture -> family; Mistral models are stored as `llama` too
+# general.architecture -> family; Mistral models are stored as `llama` too, and Mixtral models with experts
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe", "gemma": "gemma", "gemma3": "gemma3",
     "granite": "granite", "mistral3": "ministral3", "smollm3": "smollm3", "seed_oss": "seed_oss",
-    "phi3": "phi3",
+    "phi3": "phi3", "granitemoe": "granitemoe",
+}  # fmt: skip
+# Architecture -> metadata of an expert's size
+_MIXTURES = {
+    "qwen3moe": "expert_feed_forward_length", "granitemoe": "feed_forward_length", "llama": "feed_forward_length",
 }  # fmt: skip
 
 _GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
@@ -203,7 +207,7 @@ _MAGNITUDE, _FACTORS = "rope.scaling.attn_factor", "rope_factors_short.weight"  
 # Values of keys that change what a model computes; others are not supported
 _ONLY = {
     "attention.causal": True, "final_logit_softcapping": 0.0, _MAGNITUDE: 1.0, "rope.scaling.yarn_attn_factor": 1.0,
-    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0, "expert_shared_feed_forward_length": 0,
 }  # fmt: skip
 
 
@@ -238,11 +242,11 @@ class _Reader:
     architecture: str
 
     def read(self) -> ModelConfig:
-        moe = self.architecture == "qwen3moe"
-        if int(self._get("expert_count", 0)) > 0 and not moe:
+        moe = self.architecture.endswith("moe") or int(self._get("expert_count", 0)) > 0
+        if moe and self.architecture not in _MIXTURES:
             raise UnsupportedModelError(
                 f"{self.file.path}: experts of architecture '{self.architecture}' are not supported; use a dense model "
-                "or one of qwen3moe"
+                f"or one of {', '.join(_MIXTURES)}"
             )
         for key, only in _ONLY.items():
             is_read = key == _MAGNITUDE and _FACTORS in self.file.tensors
@@ -267,14 +271,14 @@ class _Reader:
         scale_dim = hidden / heads if self.architecture == "gemma3" and layers == _GEMMA_27B_LAYERS else head_dim
         positions_scale = self._get("attention.temperature_scale")  # queries, beyond the original context
         config = ModelConfig(
-            family=ARCHITECTURES[self.architecture],
+            family="mixtral" if moe and self.architecture == "llama" else ARCHITECTURES[self.architecture],
             vocab_size=self.file.tensors["token_embd.weight"].shape[0],
             hidden_size=hidden,
             n_layers=layers,
             n_heads=heads,
             n_kv_heads=self._int("attention.head_count_kv", heads),
             head_dim=head_dim,
-            intermediate_size=self._int("expert_feed_forward_length" if moe else "feed_forward_length"),
+            intermediate_size=self._int(_MIXTURES.get(self.architecture, "feed_forward_length")),
             max_context=rope.original_context if positions_scale else rope.max_context(self._int("context_length")),
             norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
             rope=rope,
@@ -400,7 +404,7 @@ class GGUFSource(TensorSource):
         self.config = parse_gguf_config(file)
         self._layer = _SEED_LAYER if self.config.family == "seed_oss" else _LAYER
         self._order: dict[str, np.ndarray] = {}
-        if self.config.family in ("llama", "ministral3", "granite", "smollm3"):
+        if self.config.family in ("llama", "mixtral", "ministral3", "granite", "granitemoe", "smollm3"):
             dim = self.config.head_dim
             self._order = {
                 "q": half_split_order(self.config.n_heads, dim),
@@ -415,7 +419,7 @@ class GGUFSource(TensorSource):
         if name not in self._file.tensors:
             raise ModelError(f"{self._file.path}: tensor {name} is missing; the file is incomplete, fetch it again")
         shape = self._file.supported(name).shape
-        if _expert(role) is None:
+        if expert_of(role) is None:
             return shape
         if len(shape) != 3 or shape[0] != self.config.experts:
             raise ModelError(
@@ -436,7 +440,7 @@ class GGUFSource(TensorSource):
         return _tensor(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
 
     def _index(self, role: str, low: int, high: int) -> np.ndarray | slice:
-        order, expert = self._order.get(role.rpartition(".")[2]), _expert(role)
+        order, expert = self._order.get(role.rpartition(".")[2]), expert_of(role)
         if expert is not None:
             first = expert * self.shape(role)[0]
             return slice(first + low, first + high)
@@ -454,13 +458,7 @@ class GGUFSource(TensorSource):
             return _TOP[role] + kind
         layer, part = role.split(".")[1], role.rpartition(".")[2]
         name = self._layer.get(part, part)
-        return f"blk.{layer}.{name if _expert(role) is None else name + '_exps'}{kind}"
-
-
-def _expert(role: str) -> int | None:
-    """Which expert ``role`` belongs to; a file holds those of a layer in one tensor."""
-    expert = role.partition(".experts.")[2]
-    return int(expert.partition(".")[0]) if expert else None
+        return f"blk.{layer}.{name if expert_of(role) is None else name + '_exps'}{kind}"
 
 
 def half_split_order(heads: int, head_dim: int) -> np.ndarray:

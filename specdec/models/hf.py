@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import (
-    TensorSource,
-    check_regular,
-    positive_int,
-    read_json,
-    well_formed,
-)
+from specdec.models.checkpoint import TensorSource, check_regular, expert_of, positive_int, read_json, well_formed
 from specdec.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig, RopeConfig, longrope_scaling, yarn_magnitude
 
 if TYPE_CHECKING:
@@ -183,7 +177,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     },
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "granite": {"max_position_embeddings": 2048},
+    "granitemoe": {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
     "smollm3": {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288},
     "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "sliding_window": None},
@@ -245,7 +249,7 @@ class _Reader:
         layers = self._int("num_hidden_layers", most=MAX_LAYERS)
         head_dim = self._int("head_dim", hidden // heads)
         window, local = self._layers(layers)
-        moe, rope = self.family == "qwen3_moe", self._rope(head_dim)
+        moe, rope = self.family in ("qwen3_moe", "mixtral", "granitemoe"), self._rope(head_dim)
         # Queries are multiplied by a function of their position, which is 1 in the original context.
         given = (self.data.get("rope_parameters") or {}) | (self.data.get("rope_scaling") or {})
         positions_scale = given.get("llama_4_scaling_beta")
@@ -259,7 +263,7 @@ class _Reader:
             n_heads=heads,
             n_kv_heads=self._int("num_key_value_heads", heads),
             head_dim=head_dim,
-            intermediate_size=self._int("moe_intermediate_size" if moe else "intermediate_size"),
+            intermediate_size=self._int("moe_intermediate_size" if self.family == "qwen3_moe" else "intermediate_size"),
             max_context=rope.original_context
             if positions_scale
             else rope.max_context(self._int("max_position_embeddings")),
@@ -301,7 +305,7 @@ class _Reader:
 
     def _factor(self, key: str, default: float) -> float:
         """A factor of Granite's; ``default`` in other families."""
-        return float(self.data.get(key, 1.0)) if self.family == "granite" else default
+        return float(self.data.get(key, 1.0)) if self.family in ("granite", "granitemoe") else default
 
     def _experts(self) -> int:
         written = "num_local_experts" in self.data  # by transformers 5
@@ -340,7 +344,7 @@ class _Reader:
             flags = tuple(kind == "sliding_attention" for kind in self.data[key])
         elif self.family == "gemma3":
             flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))
-        elif self.family in ("mistral", "ministral3", "phi3"):
+        elif self.family in ("mistral", "mixtral", "ministral3", "phi3"):
             flags = (True,) * layers
         else:
             flags = tuple(i >= int(self.data["max_window_layers"]) for i in range(layers))
@@ -414,14 +418,33 @@ _LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "router": "mlp.gate",
+    "experts.gate": "mlp.experts.{}.gate_proj",
+    "experts.up": "mlp.experts.{}.up_proj",
+    "experts.down": "mlp.experts.{}.down_proj",
     "qkv": "self_attn.qkv_proj",
     "gate_up": "mlp.gate_up_proj",
 }
-# Gemma has four norms around a layer, and gives one of the usual names to another of them
-_GEMMA_LAYER = _LAYER | {
-    "mlp_norm": "pre_feedforward_layernorm",
-    "attn_post_norm": "post_attention_layernorm",
-    "mlp_post_norm": "post_feedforward_layernorm",
+_LAYERS = {  # of families in which some names differ
+    # Gemma has four norms around a layer, and gives one of the usual names to another of them.
+    "gemma3": _LAYER
+    | {
+        "mlp_norm": "pre_feedforward_layernorm",
+        "attn_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "mixtral": _LAYER
+    | {
+        "router": "block_sparse_moe.gate",
+        "experts.gate": "block_sparse_moe.experts.{}.w1",
+        "experts.up": "block_sparse_moe.experts.{}.w3",
+        "experts.down": "block_sparse_moe.experts.{}.w2",
+    },
+    "granitemoe": _LAYER
+    | {
+        "router": "block_sparse_moe.router.layer",
+        "experts.gate_up": "block_sparse_moe.input_linear",
+        "experts.down": "block_sparse_moe.output_linear",
+    },
 }
 _HEADS = ("lm_head.weight", "lm_head.qweight", "lm_head.weight_packed")
 _FLOATS = {"F32", "F16", "BF16"}
@@ -451,7 +474,7 @@ class HFSource(TensorSource):
             config = replace(config, tie_embeddings=True)
         if config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
-        self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
+        self._layer_names = _LAYERS.get(config.family, _LAYER)
         self.config = replace(
             config,
             vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
@@ -470,12 +493,15 @@ class HFSource(TensorSource):
         return self._tensor_name(role) in self._where
 
     def shape(self, role: str) -> tuple[int, ...]:
-        return tuple(self._slice(self._tensor_name(role)).get_shape())
+        return tuple(self._slice(self._tensor_name(role)).get_shape())[-2:]
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         name = self._tensor_name(role)
         with readable(self._folder, name):
-            return self._slice(name)[low:high].float().contiguous()
+            view = self._slice(name)
+            holds_all = len(view.get_shape()) > 2  # experts of the layer
+            values: Tensor = view[expert_of(role), low:high] if holds_all else view[low:high]
+            return values.float().contiguous()
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32; Gemma's norms, stored as w - 1, get their one back."""
@@ -513,8 +539,8 @@ class HFSource(TensorSource):
             return self._prefix + _TOP[role] + kind
         _, layer, *expert, part = role.split(".")
         if expert:
-            return f"{self._prefix}layers.{layer}.mlp.{'.'.join(expert)}.{part}_proj{kind}"
-        return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part)}{kind}"
+            part = f"experts.{part}"
+        return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part).format(*expert[1:])}{kind}"
 
     def _view(self, tensor: str) -> Any:
         if tensor not in self._where:

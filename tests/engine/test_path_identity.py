@@ -103,6 +103,8 @@ def test_batch_conditions_change_no_token(drawn: list[Request], conditions: Batc
         "gemma",
         "gemma3",
         "granite",
+        "granitemoe",
+        "mixtral",
         "smollm3",
         "seed_oss",
         "ministral3",

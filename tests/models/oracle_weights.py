@@ -27,8 +27,10 @@ def expected_layer(state: dict[str, Tensor], i: int, one: float) -> dict[str, Te
         "o": state[attention + "o_proj.weight"],
         "attn_norm": state[p + "input_layernorm.weight"] + one,
     }
+    sparse = p + "block_sparse_moe."
+    mlp = sparse if sparse + "router.weight" in state else mlp
     if mlp + "experts.gate_up_proj" in state:  # [experts, 2 ffn, hidden] and [experts, hidden, ffn]
-        out["router"] = state[mlp + "gate.weight"]
+        out["router"] = state[mlp + ("router.weight" if mlp == sparse else "gate.weight")]
         out["gate_up"], out["down"] = (state[f"{mlp}experts.{x}_proj"].flatten(0, 1) for x in ("gate_up", "down"))
     else:
         fused = mlp + "gate_up_proj.weight"

@@ -43,20 +43,20 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
     assert (ours.n_heads, ours.n_kv_heads, ours.intermediate_size, ours.max_context) == (
         4, 2, 48 if family == "qwen3_moe" else 96, 512
     )  # fmt: skip
-    assert (ours.experts, ours.experts_per_token) == ((7, 3) if family == "qwen3_moe" else (0, 0))
+    experts = {"qwen3_moe": (7, 3), "granitemoe": (7, 3), "mixtral": (5, 2)}
+    assert (ours.experts, ours.experts_per_token) == experts.get(family, (0, 0))
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
-    granite = family == "granite"
+    granite = family.startswith("granite")
     assert ours.norm_eps == theirs.rms_norm_eps / (0.22**2 if granite else 1)
     assert ours.tie_embeddings == theirs.tie_word_embeddings
     usual = getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5
     assert ours.attn_scale == pytest.approx(0.4 if granite else usual)
-    kinds = (
-        getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 2
-    )
+    kind = "sliding_attention" if family in ("mistral", "mixtral") else "full_attention"
+    kinds = getattr(theirs, "layer_types", None) or [kind] * 2
     turned = getattr(theirs, "no_rope_layers", None)
     assert ours.local_layers == tuple(not each for each in turned or (kind == "full_attention" for kind in kinds))
     assert ours.rope.local_rotates == (family != "smollm3")
-    assert ours.sliding_window == (24 if family in ("mistral", "gemma3") else None)
+    assert ours.sliding_window == (24 if family in ("mistral", "mixtral", "gemma3") else None)
     gemma = family in ("gemma", "gemma3")
     assert ours.embed_scale == (8.0 if gemma else 3.0 / 0.22 if granite else 1.0)
     assert ours.logits_divisor == (1.7 if granite else 1.0)
@@ -93,9 +93,17 @@ def test_experts_in_either_spelling() -> None:
     assert (by_release_4.head_dim, by_release_4.n_kv_heads) == (16, 4)
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_shares_of_experts_are_the_oracles(normalise: bool, tmp_path: Path) -> None:
-    folder = make_tiny_model("qwen3_moe", tmp_path / "m", norm_topk_prob=normalise)
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("qwen3_moe", {"norm_topk_prob": True}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("mixtral", {}),
+        ("granitemoe", {}),
+    ],
+)
+def test_shares_of_experts_are_the_oracles(family: str, given: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_tiny_model(family, tmp_path / "m", **given)
     decoder = make_decoder(folder, tmp_path, native_backend())
     with torch.no_grad():
         expected = load_oracle(folder)(torch.tensor([list(range(60))])).logits[0]

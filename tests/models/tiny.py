@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 FAMILIES = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3", "granite", "smollm3", "seed_oss",
-    "ministral3", "phi3",
+    "ministral3", "phi3", "mixtral", "granitemoe",
 )  # fmt: skip
 VOCAB_SIZE = 384
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -68,7 +68,18 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.01,
         "tie_word_embeddings": True,
     },
+    "granitemoe": {
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 1.7,
+        "rms_norm_eps": 0.01,
+        "tie_word_embeddings": True,
+    },
     "smollm3": {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0]},
+    "mixtral": {"num_local_experts": 5, "head_dim": 16, "sliding_window": 24},
     "seed_oss": {"head_dim": 24},
     "ministral3": {
         "head_dim": 32,
@@ -168,6 +179,8 @@ def _build(family: str, seed: int, overrides: dict[str, Any]) -> Any:
         "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
         "gemma3": (hf.Gemma3TextConfig, hf.Gemma3ForCausalLM),
         "granite": (hf.GraniteConfig, hf.GraniteForCausalLM),
+        "granitemoe": (hf.GraniteMoeConfig, hf.GraniteMoeForCausalLM),
+        "mixtral": (hf.MixtralConfig, hf.MixtralForCausalLM),
         "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
         "smollm3": (hf.SmolLM3Config, hf.SmolLM3ForCausalLM),
         "seed_oss": (hf.SeedOssConfig, hf.SeedOssForCausalLM),

@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "granitemoe": "granitemoe",
     "gemma": "gemma",
     "gemma3": "gemma3",
     "granite": "granite",
@@ -28,7 +30,8 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "phi3": "phi3",
 }
-_PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # architectures whose converter permutes the rows of q and k
+# Architectures whose converter permutes the rows of q and k
+_PERMUTED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -42,6 +45,7 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
 }
@@ -142,7 +146,10 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if family == "granite":
+    if family in ("mixtral", "granitemoe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
