@@ -57,7 +57,7 @@ class EndpointApp:
             claiming = (each for each in self._endpoints if each.claims is not None and each.claims(call.data))
             endpoint = next(claiming, endpoint)
             call.fields = endpoint.fields
-            if self._server.models.several:
+            if self._server.models.several or call.query.get("model"):
                 call.model = model_of(call, endpoint)
             with call.model.gate.enter() if endpoint.gated else nullcontext():
                 await _unless_gone(call, endpoint.answer(call))

@@ -137,6 +137,15 @@ async def test_before_the_engine_is_ready_there_is_no_trace() -> None:
     assert (status, "loading" in answer["error"]) == (503, True)
 
 
+async def test_bug_a_query_that_names_another_model_is_refused() -> None:
+    async with running_server(http_port=0) as server:
+        port, name = server.addresses.http_port, server.serving.models.first.info.target
+        for path in ("/trace", "/v1/loads"):
+            assert (await asyncio.to_thread(get, port, f"{path}?model={name}"))[0] == 200
+            status, answer = await asyncio.to_thread(get, port, f"{path}?model=another")
+            assert (status, "'another' is not served here" in str(answer)) == (404, True)
+
+
 async def test_http_returns_steps_and_names_a_bad_limit() -> None:
     async with running_server(http_port=0) as server:
         port = server.addresses.http_port
