@@ -239,7 +239,7 @@ def _program() -> str:
 @asks_server
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status_command(ask: Ask, model: str, as_json: bool) -> None:
-    """Show which models a server runs, and how busy one is now: MODEL, else the first."""
+    """Show which models a server runs, and how busy --model is now, by default the first."""
 
     async def look(client: Client) -> tuple[EngineInfo, ServerLoad, dict[str, bool]]:
         info = await client.info(CONNECT_S, model=model)
