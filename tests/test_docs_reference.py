@@ -90,6 +90,14 @@ def test_every_call_message_and_endpoint_is_in_the_document() -> None:
         assert f"### {endpoint.method} {endpoint.path.replace(':path', '')}\n" in text
 
 
+def test_bug_calls_without_a_body_list_the_query_that_names_a_model() -> None:
+    for path in ("/readyz", "/trace", "/v1/loads", "/v1/experiments", "/v1/experiments/{name}"):
+        found = [endpoint for endpoint in ENDPOINTS if endpoint.path == path]
+        assert found
+        for endpoint in found:
+            assert "model" in {given["name"] for given in endpoint.parameters}, endpoint
+
+
 def test_links_inside_the_api_resolve_to_a_heading() -> None:
     text = api_reference.DOCUMENT.read_text(encoding="utf-8")
     headings = {

@@ -9,7 +9,7 @@ from server.errors import DrainingError
 from server.http.answering import answering, sse
 from server.http.call import Call, Endpoint, ErrorStyle
 from server.http.errors import LLAMA_TOO_LONG, Refusal
-from server.http.fields import CONVERSATION, MODEL, read_conversation
+from server.http.fields import CONVERSATION, MODEL, MODEL_QUERY, read_conversation
 from server.http.llamacpp_completions import COMPLETION_FIELDS, INFILL_FIELDS, parse_completion, parse_infill
 from server.http.openai_format import ERROR_TYPES
 from server.http.tool_use import read_tools
@@ -123,7 +123,6 @@ TOKENIZE_FIELDS: Table = (
 DETOKENIZE_FIELDS: Table = (MODEL, Field("tokens", IDS))
 TEMPLATE_FIELDS: Table = (MODEL, *CONVERSATION)
 _ERRORS = ErrorStyle(_error_body, sse)
-_MODEL = {"name": "model", "in": "query", "schema": TEXT}
 _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 if no slot is free."}
 LLAMACPP = (
     Endpoint("POST", "/infill", answering(parse_infill), _ERRORS, "llama.cpp: fill a gap", INFILL_FIELDS,
@@ -139,6 +138,6 @@ LLAMACPP = (
     Endpoint("POST", "/apply-template", apply_template, _ERRORS, "llama.cpp: the text of a conversation",
              TEMPLATE_FIELDS, ("messages",), task=Task.CHAT),
     Endpoint("GET", "/slots", slots, _ERRORS, "llama.cpp: which slots are free", parameters=(_FREE,)),
-    Endpoint("GET", "/props", props, _ERRORS, "llama.cpp: the model and the server", parameters=(_MODEL,)),
+    Endpoint("GET", "/props", props, _ERRORS, "llama.cpp: the model and the server", parameters=(MODEL_QUERY,)),
     Endpoint("GET", "/health", health, _ERRORS, "llama.cpp: requests are taken"),
 )  # fmt: skip

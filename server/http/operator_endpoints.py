@@ -14,18 +14,13 @@ from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIM
 from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
 from server.http.call import Call, Endpoint, ErrorStyle
-from server.http.errors import Refusal
+from server.http.fields import MODEL_QUERY
 from server.http.openai_format import OPENAI_ERRORS
 from server.json_body import write_json
 from specdec.core.types import trace_dict
 from specdec.errors import InvalidRequestError
 
-
-def _error_body(refusal: Refusal) -> dict[str, str]:
-    return {"error": refusal.message}
-
-
-PROBE_ERRORS = ErrorStyle(_error_body, write_json)
+PROBE_ERRORS = ErrorStyle(lambda refusal: {"error": refusal.message}, write_json)
 
 
 async def live(call: Call) -> None:
@@ -60,11 +55,11 @@ async def trace(call: Call) -> None:
 _LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TRACE_STEPS}}
 PROBES = (
     Endpoint("GET", "/livez", live, PROBE_ERRORS, "The server runs"),
-    Endpoint("GET", "/readyz", ready, PROBE_ERRORS, "Requests are taken"),
+    Endpoint("GET", "/readyz", ready, PROBE_ERRORS, "Requests are taken", parameters=(MODEL_QUERY,)),
     Endpoint("GET", "/ping", live, PROBE_ERRORS, "vLLM: the server runs"),
     Endpoint("POST", "/ping", live, PROBE_ERRORS, "vLLM: the server runs"),
     Endpoint("GET", "/version", version, PROBE_ERRORS, "The release"),
-    Endpoint("GET", "/trace", trace, PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT,)),
+    Endpoint("GET", "/trace", trace, PROBE_ERRORS, "The controller's last decisions", parameters=(_LIMIT, MODEL_QUERY)),
 )
 
 
@@ -125,14 +120,15 @@ def _experiments(call: Call) -> Experiments:
     return call.model.experiments
 
 
-_ONE = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}},)
+_ALL = (MODEL_QUERY,)
+_ONE = ({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}, MODEL_QUERY)
 _PLAN = {
     "required": True,
     "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}},
 }
 EXPERIMENTS = (
-    Endpoint("POST", PATH, start_experiment, OPENAI_ERRORS, "Start an experiment", body=_PLAN),
-    Endpoint("GET", PATH, list_experiments, OPENAI_ERRORS, "The experiments"),
+    Endpoint("POST", PATH, start_experiment, OPENAI_ERRORS, "Start an experiment", body=_PLAN, parameters=_ALL),
+    Endpoint("GET", PATH, list_experiments, OPENAI_ERRORS, "The experiments", parameters=_ALL),
     Endpoint("GET", f"{PATH}/{{name}}", show_experiment, OPENAI_ERRORS, "How an experiment stands", parameters=_ONE),
     Endpoint("GET", f"{PATH}/{{name}}/report", show_report, OPENAI_ERRORS, "An experiment's report", parameters=_ONE),
     Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, OPENAI_ERRORS, "Stop an experiment", parameters=_ONE),

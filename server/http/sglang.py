@@ -7,8 +7,8 @@ from typing import Any
 
 import specdec
 from server.http.call import Call, Endpoint
+from server.http.fields import MODEL_QUERY
 from server.http.openai_format import OPENAI_ERRORS
-from server.request_fields import TEXT
 from server.served_model import ServedModel
 
 PATH = "/v1/loads"
@@ -54,5 +54,4 @@ def _core(model: ServedModel) -> dict[str, Any]:
     }
 
 
-_MODEL = {"name": "model", "in": "query", "schema": TEXT, "description": "Where several are served."}
-SGLANG = (Endpoint("GET", PATH, loads, OPENAI_ERRORS, "SGLang: how busy the server is", parameters=(_MODEL,)),)
+SGLANG = (Endpoint("GET", PATH, loads, OPENAI_ERRORS, "SGLang: how busy the server is", parameters=(MODEL_QUERY,)),)
