@@ -7,7 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -63,6 +63,21 @@ def test_every_setting_is_documented() -> None:
     assert "| `dtype` | `auto`, `int8`, `bf16`, `fp32` | `auto` |  | `--dtype` |" in text
     assert "| `cors_origins` | list of text | `[]` |" in text
     assert "| `target_tpot_ms` | number, above 0 | `80.0` | ms |" in text
+
+
+def test_values_shown_with_a_setting_are_among_its_values() -> None:
+    allowed: dict[str, set[str]] = {}
+    for _, name, field in FIELDS:
+        values = {value for part in config_reference._parts(field.annotation) for value in get_args(part)}
+        allowed.setdefault(name, set()).update(value for value in values if isinstance(value, str))
+    shown = [
+        (page.name, name, value)
+        for page in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"))
+        for name, value in re.findall(r"`(\w+): (\w+)`", page.read_text(encoding="utf-8"))
+        if allowed.get(name)
+    ]
+    assert len(shown) > 10
+    assert not [each for each in shown if each[2] not in allowed[each[1]]]
 
 
 def test_the_shown_configurations_are_valid(tmp_path: Path) -> None:
