@@ -26,6 +26,8 @@ _SINGLE = ("items", "additionalProperties", "additionalItems")
 _NOTES = ("description", "title", "examples", "default")  # which no grammar uses
 _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 _COUNTS = ("minProperties", "maxProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_WIDEST = (1 << 63) - 1024  # the largest float within the 64 bits by which the library compares
 _OWN = frozenset({"type", "enum", "const", "properties"})  # beside which `branches` only narrow a schema
 
 
@@ -39,7 +41,8 @@ def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return dict(schema), ""
     names = ", ".join(name for name in found if name != _ONE_OF)
     warning = f"{names}: not enforced, because no grammar expresses it" if names else ""
-    return {**_changed(schema, _without_refused), "x-guidance": {"lenient": True, **options}}, warning
+    kept = _changed(schema, lambda each: {key: value for key, value in each.items() if not _is_refused(key, each)})
+    return {**kept, "x-guidance": {"lenient": True, **options}}, warning
 
 
 def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
@@ -54,18 +57,14 @@ def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords that llguidance refuses unless it is lenient, patterns and `_COUNTS` also then."""
+    """Keywords that llguidance refuses unless it is lenient, patterns, `_BOUNDS` and `_COUNTS` also then."""
     for each in _all(schema):
+        may_be_text = "string" in json_types({"type": each.get("type")})  # whatever values it lists
         for keyword, value in each.items():
             if keyword in _UNENFORCED or keyword == _ONE_OF or _is_refused(keyword, each):
                 yield keyword
-            elif keyword == "format" and isinstance(value, str) and value not in _FORMATS and _may_be_text(each):
+            elif keyword == "format" and isinstance(value, str) and value not in _FORMATS and may_be_text:
                 yield f"format {value[:32]}"
-
-
-def _may_be_text(schema: Mapping[str, Any]) -> bool:
-    kinds = schema.get("type", "string")
-    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
 
 
 def _is_counted(schema: Mapping[str, Any]) -> bool:
@@ -85,13 +84,13 @@ def _is_counted(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_refused(keyword: str, schema: Mapping[str, Any]) -> bool:
+    value = schema[keyword]
     if keyword == "pattern":
-        return isinstance(schema[keyword], str) and _LOOKS.search(schema[keyword]) is not None
+        return isinstance(value, str) and _LOOKS.search(value) is not None
+    if keyword in _BOUNDS:  # large upper bounds of integers are enforced
+        is_wide = isinstance(value, int | float) and abs(value) > _WIDEST
+        return is_wide and (value < 0 or "number" in json_types(schema))
     return keyword in _COUNTS and not _is_counted(schema)
-
-
-def _without_refused(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if not _is_refused(key, schema)}
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:

@@ -124,6 +124,30 @@ def test_counts_of_properties_that_a_grammar_limits_stay() -> None:
         assert compiles({**two, **counts}) is (counts != {"minProperties": "1"})
 
 
+@pytest.mark.parametrize("inside", INSIDE)
+def test_bug_bounds_of_whole_types_were_refused(inside: Any) -> None:
+    """Programs write those of a 64-bit integer or a 32-bit float, which the library cannot read."""
+    whole = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+    single = {"type": ["number", "null"], "exclusiveMinimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}
+    for schema, left_out in ((whole, "minimum"), (single, "exclusiveMinimum, maximum")):
+        found, warning = lenient(inside(schema))
+        assert warning == f"{left_out}: not enforced, because no grammar expresses it"
+        assert compiles(found)
+        kept = {key: value for key, value in schema.items() if key not in left_out}
+        assert found == {**inside(kept), "x-guidance": {"lenient": True}}
+
+
+def test_bounds_that_a_grammar_expresses_stay() -> None:
+    for schema in (
+        {"type": "integer", "minimum": 1, "maximum": (1 << 63) - 1},
+        {"type": ["integer", "null"], "minimum": 1 - (1 << 53), "maximum": (1 << 64) - 1},
+        {"type": "number", "minimum": -1e18, "exclusiveMaximum": 1e18},
+        {"type": "number", "minimum": 0, "exclusiveMinimum": True},
+    ):
+        assert lenient(schema) == (schema, "")
+        assert compiles(schema)
+
+
 NO_MORE = {"additionalProperties": False}
 
 
