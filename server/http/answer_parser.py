@@ -59,11 +59,8 @@ class CallEnd:
 
 def as_object(arguments: str) -> dict[str, Any]:
     """The arguments of a call, for dialects in which they are an object: anything else is wrapped in one."""
-    try:
-        found = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        found = arguments
-    return found if isinstance(found, dict) else {"value": found}
+    found = _loaded(arguments)
+    return found if isinstance(found, dict) else {"value": arguments if found is _BAD else found}
 
 
 Part = str | Thought | ToolCall | CallArguments | CallEnd
@@ -402,7 +399,9 @@ class AnswerParser:
             elif (value := (yield from self._captured())) is _BAD:
                 return False
             elif key in _ARGUMENTS:
-                arguments = _arguments_text(value)
+                # Some models write JSON text in a string, or null for none.
+                text = "{}" if value is None else orjson.dumps(value).decode()
+                arguments = value if isinstance(value, str) else text
             elif key == "name":
                 if not isinstance(value, str) or not value or (known and value not in self._tools):
                     return False
@@ -472,11 +471,6 @@ def _loaded(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return _BAD
-
-
-def _arguments_text(value: Any) -> str:
-    """Some models write arguments as JSON text in a string, or null for none."""
-    return value if isinstance(value, str) else "{}" if value is None else orjson.dumps(value).decode()
 
 
 @functools.cache

@@ -135,8 +135,7 @@ async def _read_prompt(call: Call, body: Body, tools: ToolUse | None) -> tuple[i
     if body.violations.found:
         return ()
     beginning, thinking = conversation.take_beginning(), body.object("thinking")
-    is_off = thinking is not None and thinking.raw("type") == "disabled"
-    variables = {"enable_thinking": False} if is_off else None
+    variables = {"enable_thinking": False} if thinking and thinking.raw("type") == "disabled" else None
     return await encode_messages(body, call.model, conversation.messages, tools, beginning, variables)
 
 

@@ -130,9 +130,7 @@ _EFFORTS = ("low", "medium", "high")
 
 
 def _read_think(body: Body, name: str) -> bool | None:
-    if body.raw(name) in _EFFORTS:
-        return True
-    return body.flag(name)
+    return body.raw(name) in _EFFORTS or body.flag(name)
 
 
 _NAMES: Table = (MODEL, text_field("name", "The same, as older clients send it."))
@@ -288,9 +286,8 @@ def message(parts: Sequence[Part]) -> dict[str, Any]:
     """The content of an answer of /api/chat."""
     text = "".join(part for part in parts if isinstance(part, str))
     found: dict[str, Any] = {"role": "assistant", "content": text}
-    calls = [part for part in parts if isinstance(part, ToolCall)]
-    if calls:
-        found["tool_calls"] = [_call(call) for call in calls]
+    if calls := [_call(part) for part in parts if isinstance(part, ToolCall)]:
+        found["tool_calls"] = calls
     return {"message": found | _thoughts(parts)}
 
 
@@ -338,8 +335,7 @@ class OllamaAnswer(Answer):
                 self._context += event.token_ids
             return self._part(self._parser.push(event.text), logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
-            rest = self._part(self._parser.flush(), {})
-            return rest + ndjson(self._end([], {}, event))
+            return self._part(self._parser.flush(), {}) + ndjson(self._end([], {}, event))
         return b""
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -353,9 +349,7 @@ class OllamaAnswer(Answer):
 
     def _part(self, parts: Sequence[Part], beside: dict[str, Any]) -> bytes:
         """A line that others follow."""
-        if not parts and not beside:
-            return b""
-        return ndjson(self._line(parts, {**beside, "done": False}))
+        return ndjson(self._line(parts, {**beside, "done": False})) if parts or beside else b""
 
     def _end(self, parts: Sequence[Part], beside: dict[str, Any], end: Finished) -> dict[str, Any]:
         """The last line. Durations are in nanoseconds and never 0, because clients divide by them."""
