@@ -211,13 +211,18 @@ def _properties(owner: Mapping[str, Any]) -> dict[str, Any]:
     return listed if isinstance(listed, dict) else {}
 
 
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties")
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
+
+
 def unenforced(schema: Mapping[str, Any]) -> str:
-    """Keywords of the schema's strings that `ParameterGrammar` leaves out."""
+    """A warning of the keywords of the arguments and of their strings that `ParameterGrammar` leaves out, or empty."""
+    (owner, *others) = _owners(schema)
     found = (each for value in _listed(schema) for each in branches(value, schema))
     texts = [each for each in found if "string" in json_types(each) and choices(each) is None]
-    return ", ".join(
-        key for key in ("pattern", "format", "minLength", "maxLength") if any(key in each for each in texts)
-    )
+    names = [key for key in _OF_OBJECTS if key in (schema if others else owner)]
+    names += [key for key in _OF_TEXTS if any(key in each for each in texts)]
+    return f"{', '.join(names)}: not enforced in this model's calls" if names else ""
 
 
 def _complete(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:

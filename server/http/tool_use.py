@@ -53,12 +53,12 @@ class ToolUse:
         answer: the schema of an answer without calls, where none is required; there is then no text beside calls.
         """
         form, is_free, is_llama = self.form, not self.required, self.form is ToolForm.LLAMA
-        functions = [tool["function"] for tool in self.tools]
-        if answer is None and not self.bound(answer):
+        bound = self.bound(answer)
+        if answer is None and not bound:
             return None
         # Llama's templates refuse to write down a message with two calls.
         many = self.parallel and not is_llama
-        functions = [function for function in functions if is_free or function["name"] in self.required]
+        functions = [tool["function"] for tool in self.tools] if is_free else bound
         schemas = [
             _schema(each.get("parameters")) if not is_free or each.get("strict") is True else {"type": "object"}
             for each in functions
@@ -219,12 +219,9 @@ def _use_tools(body: Body, fields: RequestFields, tools: ToolUse, tokenizer: Tok
             body.names[GRAMMAR_FIELD] = body.path("tools")
         for function in bound:
             schema = function.get("parameters") or {}
-            if warning := lenient(closed(schema))[1]:
+            in_tags = unenforced(schema) if tools.form is ToolForm.QWEN_XML else ""
+            for warning in filter(None, (lenient(closed(schema))[1], in_tags)):
                 body.warn("tools", f"the schema of {function['name']}: {warning}")
-            if tools.form is ToolForm.QWEN_XML and (names := unenforced(schema)):
-                body.warn(
-                    "tools", f"the schema of {function['name']}: {names}: not enforced in strings of this model's calls"
-                )
         fields.engine[GRAMMAR_FIELD] = grammar
 
 

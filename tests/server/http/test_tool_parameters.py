@@ -298,8 +298,22 @@ def test_a_schema_that_says_little_allows_any_value(schema: dict[str, Any]) -> N
 def test_a_type_beside_a_reference_changes_nothing(root: dict[str, Any]) -> None:
     schema = {"type": "object", **root, "$defs": {"root": {"properties": {"a": {"type": "string", "pattern": "x"}}}}}
     assert ParameterTypes(schema).of("a") == {"string"}
-    assert unenforced(schema) == "pattern"
+    assert unenforced(schema) == "pattern: not enforced in this model's calls"
     assert unenforced({"properties": {"a": {"enum": ["x"], "pattern": "x"}}}) == ""  # its values are enforced
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf", "minProperties", "maxProperties", "patternProperties"])
+def test_bug_rules_of_all_arguments_were_left_out_in_silence(keyword: str) -> None:
+    value: Any = 1 if keyword.endswith("Properties") else [{"required": ["a"]}, {"required": ["b"]}]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, keyword: value}
+    told = f"{keyword}: not enforced in this model's calls"
+    assert unenforced(schema) == unenforced({"$ref": "#/$defs/a", "$defs": {"a": schema}}) == told
+
+
+def test_alternatives_of_the_arguments_as_a_whole_are_named() -> None:
+    lists = [{"type": "object", "properties": {each: {"type": "integer"}}, "required": [each]} for each in "ab"]
+    assert unenforced({"type": "object", "anyOf": lists}) == "anyOf: not enforced in this model's calls"
+    assert unenforced({"type": "object", "anyOf": lists[:1]}) == ""  # the only one is enforced
 
 
 def test_references_take_only_what_they_reach() -> None:

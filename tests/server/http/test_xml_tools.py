@@ -86,7 +86,7 @@ def test_ollama(server: Server) -> None:
     assert sum("tool_calls" in message for message in found) == 1
 
 
-def test_what_the_grammar_leaves_out_of_strings_is_a_warning(server: Server) -> None:
+def test_what_the_grammar_leaves_out_is_a_warning(server: Server) -> None:
     fields = {
         "a": {"type": "string", "pattern": "x"},
         "b": {"type": "array", "items": {"type": "string", "minLength": 1}},
@@ -94,7 +94,7 @@ def test_what_the_grammar_leaves_out_of_strings_is_a_warning(server: Server) -> 
     function = {"name": "f", "parameters": {"properties": fields}}
     for more in ({"tool_choice": "required"}, {"tools": [{"function": {**function, "strict": True}}]}):
         answer = server.ask(CHAT, **{**SAYS, "tools": [{"function": function}], "max_tokens": 2, **more})
-        told = "the schema of f: pattern: not enforced in strings of this model's calls"
+        told = "the schema of f: pattern: not enforced in this model's calls"
         assert answer["warnings"] == [{"param": "tools", "message": told}]
     assert "warnings" not in server.ask(CHAT, **SAYS, tools=[{"function": function}], max_tokens=2)
 
