@@ -52,13 +52,8 @@ class Spans(TelemetryListener):
         context = None if parent is None else set_span_in_context(parent)
         shift_s = time.time() - time.monotonic()
         span = self._tracer.start_span(
-            "llm_request",
-            context,
-            SpanKind.SERVER,
-            _request_attributes(record),
-            start_time=_ns(record.made_s + shift_s),
+            "llm_request", context, SpanKind.SERVER, _attributes(record), start_time=_ns(record.made_s + shift_s)
         )
-        span.set_attributes(_result_attributes(record))
         if record.error is not None:
             span.set_status(StatusCode.ERROR, record.error.reason)
         inside = set_span_in_context(span)
@@ -87,29 +82,22 @@ class Spans(TelemetryListener):
         self._exporter.shutdown()  # breaks off the export that runs; later ones fail without a try
 
 
-def _request_attributes(record: RequestRecord) -> dict[str, Any]:
-    request = record.request
+def _attributes(record: RequestRecord) -> dict[str, Any]:
+    request, finished = record.request, record.finished
     found: dict[str, Any] = {
         "gen_ai.request.id": request.request_id,
         "gen_ai.request.temperature": request.sampling.temperature,
         "gen_ai.request.top_p": request.sampling.top_p,
         "gen_ai.request.n": request.sampling.n,
         "specdec.speculation.mode": request.speculation.mode.value,
+        "gen_ai.usage.completion_tokens": record.output_tokens,
+        "gen_ai.latency.e2e": record.ended_s - record.began_s,
+        "specdec.complete": record.complete,
     }
     if record.model:
         found["gen_ai.request.model"] = record.model
     if request.stopping.max_tokens is not None:
         found["gen_ai.request.max_tokens"] = request.stopping.max_tokens
-    return found
-
-
-def _result_attributes(record: RequestRecord) -> dict[str, Any]:
-    finished = record.finished
-    found: dict[str, Any] = {
-        "gen_ai.usage.completion_tokens": record.output_tokens,
-        "gen_ai.latency.e2e": record.ended_s - record.began_s,
-        "specdec.complete": record.complete,
-    }
     if record.started is not None:
         found["gen_ai.usage.prompt_tokens"] = record.started.prompt_tokens
         found["specdec.usage.cached_tokens"] = record.started.cached_tokens
