@@ -152,7 +152,7 @@ class RequestStream:
         if self._on_end is None:
             return
         if self.record is not None:
-            self.record.failed(error)
+            self.record.error = error
         if isinstance(error, QueueFullError) and self._listener is not None:
             wait_s = max(error.retry_after_s or 0.0, self._listener.wait_s(self))
             error = QueueFullError(error.limit, wait_s, error.items)
@@ -178,7 +178,7 @@ class RequestStream:
         self.unread.forget(self)
         self._append(error, 0)
         if self._on_end is not None and self.record is not None:
-            self.record.failed(error)
+            self.record.error = error
         self._end(complete=False)
 
     def __aiter__(self) -> RequestStream:

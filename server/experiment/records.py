@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from server.frame_files import FrameFiles, NumberedWriter
 from specdec.errors import SpecdecError
@@ -85,15 +85,9 @@ class RunClock:
     def now(self) -> float:
         return self.at(self._clock())
 
-    @overload
-    def at(self, clock_s: float) -> float: ...
-
-    @overload
-    def at(self, clock_s: None) -> None: ...
-
-    def at(self, clock_s: float | None) -> float | None:
-        """A time of ``clock`` on this axis; None: a point that was not reached."""
-        return None if clock_s is None else clock_s + self._offset_s
+    def at(self, clock_s: float) -> float:
+        """A time of ``clock`` on this axis."""
+        return clock_s + self._offset_s
 
 
 class Choice(NamedTuple):

@@ -67,7 +67,7 @@ class RequestRecord:
         self.first_s: float | None = None
         self.ended_s = 0.0
         self.samples: dict[int, SampleRecord] = {}
-        self.error: RequestError | None = None
+        self.error: RequestError | None = None  # the engine refused the request, or it broke off
         self.complete = False
         self.texts: defaultdict[int, list[str]] = defaultdict(list)  # pieces of each sample's text
         # Called once, with the complete record, in the event loop; must be quick and must not raise
@@ -98,10 +98,6 @@ class RequestRecord:
             sample = self.samples.setdefault(event.index, SampleRecord(now, now))
             sample.finished = event
             self._metrics.sample_finished(sample, event)
-
-    def failed(self, error: RequestError) -> None:
-        """The engine refused the request, or it broke off."""
-        self.error = error
 
     def ended(self, complete: bool) -> None:
         """Close the record. ``complete`` False: the reader left before the end."""

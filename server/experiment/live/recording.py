@@ -25,7 +25,7 @@ def record_of(choice: Choice, seen: RequestRecord, clock: RunClock) -> Record:
         **choice._asdict(),
         arrival=clock.at(seen.began_s),
         started=None if started is None else clock.at(seen.made_s + started.queue_ms / 1e3),
-        first_token=clock.at(seen.first_s),
+        first_token=None if seen.first_s is None else clock.at(seen.first_s),
         end=clock.at(seen.ended_s),
         tokens=seen.output_tokens,
         cached_tokens=0 if started is None else started.cached_tokens,

@@ -150,7 +150,7 @@ def test_an_invalid_request_is_not_captured(tmp_path: Path, error: RequestError)
     """A line with impossible tokens, or none, could not be read, and would make the folder useless."""
     capture = Capture(tmp_path, prompts=True)
     record = Observer([capture]).request(Request("a", ()))
-    record.failed(error)
+    record.error = error
     record.ended(True)
     capture.close()
     assert captured_lines(tmp_path) == []

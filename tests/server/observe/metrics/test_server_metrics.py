@@ -112,7 +112,7 @@ def test_how_requests_end() -> None:
     metrics, clock = ServerMetrics(), Clock()
     make_record(metrics, clock).ended(complete=False)
     failed = make_record(metrics, clock)
-    failed.failed(QueueFullError(1, 1.0))
+    failed.error = QueueFullError(1, 1.0)
     failed.ended(complete=True)
     make_record(metrics, clock).ended(complete=True)
     aborted = make_record(metrics, clock, n=2)  # or superseded
@@ -152,7 +152,7 @@ def test_goodput_counts_requests_that_meet_every_objective(
 def test_a_failed_or_cancelled_request_is_not_goodput() -> None:
     metrics, clock = ServerMetrics(), Clock()
     failed = make_record(metrics, clock)
-    failed.failed(QueueFullError(1, 1.0))
+    failed.error = QueueFullError(1, 1.0)
     failed.ended(complete=True)
     make_record(metrics, clock).ended(complete=False)
     assert (metrics.good_requests, sum(metrics.missed.values())) == (0, 0)
