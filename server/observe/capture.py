@@ -111,6 +111,7 @@ class Capture(TelemetryListener):
     ) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._prompts, self._hashes = prompts, BlockHashes()
+        self._epoch_s = time.time() - time.monotonic()  # fixed, so that a step of the clock makes no gap in a replay
         self._errors: FileErrors = Counter() if file_errors is None else file_errors
         self._failing = self._closed = False
         try:
@@ -124,9 +125,8 @@ class Capture(TelemetryListener):
         refused = isinstance(record.error, InvalidRequestError | PromptTooLongError)
         if self._closed or refused or record.request.stopping.max_tokens == 0:
             return
-        arrived_s = time.time() - (time.monotonic() - record.began_s)
         try:
-            self.write(trace_line(record, arrived_s, self._hashes, prompts=self._prompts))
+            self.write(trace_line(record, self._epoch_s + record.began_s, self._hashes, prompts=self._prompts))
         except ValueError as error:
             _LOG.warning("a request was not captured: %s", error)
         except OSError as error:

@@ -174,3 +174,15 @@ def test_arrival_times(tmp_path: Path) -> None:
     [line] = captured_lines(tmp_path)
     assert before - 100 <= line["offset_s"] + 0.01
     assert line["offset_s"] <= time.time() - 100 + 0.01
+
+
+@pytest.mark.parametrize("jump_s", [5 * 3600.0, -5 * 3600.0])
+def test_a_step_of_the_clock_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    capture = Capture(tmp_path, 1 << 20, prompts=False)
+    observer, clock = Observer([capture]), time.time
+    observer.request(Request("a", (1, 2))).ended(False)
+    monkeypatch.setattr(time, "time", lambda: clock() + jump_s)
+    observer.request(Request("b", (1, 2))).ended(False)
+    capture.close()
+    first, second = captured_lines(tmp_path)
+    assert 0 <= second["offset_s"] - first["offset_s"] < 60
