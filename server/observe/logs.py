@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -55,6 +56,27 @@ def _value(value: Any) -> str:
     return repr(text) if not text or any(c.isspace() for c in text) else text
 
 
+class _LogHandler(logging.StreamHandler[TextIO]):
+    """Drops lines, and counts them, while a pipe is full or a terminal stopped: waiting would stop the whole server.
+    A pipe that is ready takes 4 KiB, a terminal may take less; a longer line still waits."""
+
+    _PATIENCE_S = 0.1  # for a reader that is only slow
+    _lost = 0  # since the last line that was written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            ready = select.select([], [self.stream], [], 0 if self._lost else self._PATIENCE_S)[1]
+        except (OSError, ValueError):  # not a file of the system
+            ready = [self.stream]
+        if not ready:
+            self._lost += 1
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            logging.getLogger(__name__).warning("%d log lines were lost: nobody read them", lost)
+        super().emit(record)
+
+
 LogFormat = Literal["auto", "json", "text"]
 
 
@@ -63,7 +85,7 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
     earlier configuration."""
     stream = stream or sys.stderr
     text = kind == "text" or (kind == "auto" and stream.isatty())
-    handler = logging.StreamHandler(stream)
+    handler = _LogHandler(stream)
     handler.setFormatter(TextLines() if text else JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+from threading import Thread
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,32 @@ def test_exceptions_are_part_of_their_line() -> None:
     assert line["message"] == "went wrong"
     assert "ValueError: broken" in line["exception"]
     assert line["level"] == "error"
+
+
+def test_a_reader_that_stops_loses_lines_and_blocks_nobody() -> None:
+    """As a log shipper that hangs, `| less`, or Ctrl-S in a terminal."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, logged(), os.fdopen(reading) as reader:
+        configure_logs("json", logging.INFO, stream)
+        logger = logging.getLogger("x")
+
+        def write() -> None:
+            for n in range(2000):
+                logger.info("line %d", n)
+
+        caller = Thread(target=write, daemon=True)
+        caller.start()
+        caller.join(timeout=10)
+        assert not caller.is_alive()
+        found = [reader.readline() for _ in range(100)]  # room again
+        for n in range(3):
+            logger.info("again %d", n)
+        stream.close()
+        found += reader
+    messages = [json.loads(line)["message"] for line in found]
+    [at] = [n for n, message in enumerate(messages) if message == f"{2000 - n} log lines were lost: nobody read them"]
+    assert messages[:at] == [f"line {n}" for n in range(at)]
+    assert messages[at + 1 :] == ["again 0", "again 1", "again 2"]
 
 
 def test_a_terminal_gets_text_and_other_outputs_json() -> None:
