@@ -59,10 +59,10 @@ class StoredState(StrictModel):
     @property
     def spent_s(self) -> float:
         """How long the experiment has run until now. If it is `running`, the time since ``at`` counts, also while its
-        server was down."""
+        server was down; none does if the clock was set back behind it."""
         if self.state != "running":
             return self.ran_s
-        return self.ran_s + (datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds()
+        return self.ran_s + max(0.0, (datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds())
 
 
 @dataclass(frozen=True)

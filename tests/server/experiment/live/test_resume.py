@@ -385,6 +385,11 @@ async def test_a_limit_holds_if_the_server_ended_before_recording_it(tmp_path: P
         assert "x-specdec-arm" not in (await server.ask("y")).headers
 
 
+def test_a_clock_that_was_set_back_gives_no_time() -> None:
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat(timespec="seconds")
+    assert StoredState(state="running", at=tomorrow, ran_s=60.0).spent_s == 60.0
+
+
 async def test_experiment_files_start_with_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("name: more\narms: {a: {}, b: {request: {speculation: {width: 5}}}}\nassignment: {mode: hash}\n")
