@@ -34,11 +34,7 @@ BACK_TO_BACK_MS = 5.0  # between two steps; a longer gap is an idle engine, or a
 
 
 def export_profile(
-    parts: EngineParts,
-    server: ServerConfig,
-    machine: str,
-    decisions: Path | None = None,
-    captured: Path | None = None,
+    parts: EngineParts, server: ServerConfig, machine: str, decisions: Path | None = None, captured: Path | None = None
 ) -> Profile:
     """The profile of one replica: an engine of ``parts`` behind a server with configuration ``server``.
 

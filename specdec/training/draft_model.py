@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from specdec.models.tokenizer import Tokenizer
-from specdec.training.texts import TrainingError
+from specdec.training.texts import writing
 from specdec.training.trainer import Batch, Student
 
 LOW_RANK_RATE, FULL_RATE = 2e-4, 1e-5  # of learning, at its peak
@@ -89,16 +88,12 @@ class DraftModel(Student):
         """
         for layer in self._linear_layers() if self._rank else ():
             parametrize.remove_parametrizations(layer, "weight")
-        try:
+        with writing("--out", folder):
             self.model.to("cpu", torch.bfloat16).save_pretrained(folder)
             for weights in folder.glob("*.safetensors"):  # which the library writes with mode 0600
                 shutil.copymode(folder / "config.json", weights)
             tokenizer.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
-        except (OSError, RuntimeError, SafetensorError) as error:
-            raise TrainingError(
-                f"--out: {folder} cannot be written ({error}); free some space, and run again"
-            ) from None
 
 
 def multiplies_bf16(device: torch.device) -> bool:

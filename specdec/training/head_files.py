@@ -20,7 +20,7 @@ from specdec.engine.build import host_embedding
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.decoder import Decoder
 from specdec.training.head_module import HeadModule
-from specdec.training.texts import TrainingError
+from specdec.training.texts import writing
 from verify_kernels.packed_weights import PackedLinear, StackedLinear, unpack_linear
 
 COVERED = 0.99  # of the answers' tokens, by the draft vocabulary
@@ -133,9 +133,6 @@ def write_head(
         "config.json": (json.dumps(config, indent=2) + "\n").encode(),
         "README.md": card.encode(errors="replace"),
     }
-    try:
-        for name, data in files.items():
-            with replacing(folder / name, 0o666) as file:
-                file.write(data)
-    except OSError as error:
-        raise TrainingError(f"--out: {folder} cannot be written ({error}); free some space, and run again") from None
+    for name, data in files.items():
+        with writing("--out", folder), replacing(folder / name, 0o666) as file:
+            file.write(data)

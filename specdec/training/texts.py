@@ -8,12 +8,14 @@ import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from server.frame_files import FrameFiles, NumberedWriter
 from specdec.core.fields import encodable
@@ -56,6 +58,17 @@ class Text:
 
 
 ROOM = "free some space or choose another folder, and run again"
+
+
+@contextmanager
+def writing(option: str, place: Path) -> Iterator[None]:
+    """Raises TrainingError, which names ``option`` and ``place``, if the block cannot write there."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
+        raise TrainingError(f"{option}: {place} cannot be written ({error}); {ROOM}") from None
+
+
 _FILES = FrameFiles("texts-", ".bin", digits=5, magic=b"SDTEXT\x00\x01")
 _FILE_BYTES = 16 << 20  # of a file, before the next begins
 
@@ -71,10 +84,8 @@ class TextStore:
 
     def __init__(self, folder: Path, weights: str) -> None:
         self.folder, self._weights = folder, weights
-        try:
+        with writing("--data", folder):
             self._writer = NumberedWriter(folder, _FILES, sync=True)
-        except OSError as error:
-            raise TrainingError(f"--data: {folder} cannot be written ({error}); choose another folder") from None
 
     def read(self) -> Iterator[Text]:
         """All texts, in the order in which they were written."""
@@ -97,12 +108,10 @@ class TextStore:
     def append(self, text: Text) -> None:
         """Write one text. Raises TrainingError if the disk is full; the file is then unchanged."""
         value = {"tokens": text.tokens.tobytes(), "lead": text.lead, "answer": text.answer, "greedy": text.greedy}
-        try:
+        with writing("--data", self.folder):
             if self._writer.path is None or self._writer.size > _FILE_BYTES:
                 self._writer.begin_file(_FILES.frame({"weights": self._weights}))
             self._writer.append(_FILES.frame({**value, "origin": text.origin}))
-        except OSError as error:
-            raise TrainingError(f"--data: {self.folder} cannot be written ({error}); {ROOM}") from None
 
     def close(self) -> None:
         """Close the open file. Raises OSError if the disk fails."""

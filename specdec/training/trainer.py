@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from specdec.atomic_file import replacing
 from specdec.training.collect import Say
 from specdec.training.states import Rows, StateFile
-from specdec.training.texts import Text, TrainingError
+from specdec.training.texts import Text, TrainingError, writing
 
 MEASURED = 5  # positions whose acceptance is measured
 SORTED = 64  # batches among whose texts those of similar lengths come together
@@ -240,15 +240,11 @@ class Trainer:
             "step": self.step, "seconds": self.seconds, "tokens": self.tokens, "loss": self.loss,
             "first": self.first,
         }  # fmt: skip
-        try:
+        with writing("--out", self._path):
             for rest in self._path.parent.glob(f".{self._path.name}.*"):  # of a training that was killed as it wrote
                 rest.unlink()
             with replacing(self._path, 0o666) as file:
                 torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own
-            raise TrainingError(
-                f"--out: {self._path} cannot be written ({error}); free some space, and run again"
-            ) from None
 
     def _load(self) -> None:
         try:

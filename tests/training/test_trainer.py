@@ -195,7 +195,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_disk_as_it_was(
 
     monkeypatch.setattr("os.fsync", full)
     before = set(tmp_path.iterdir())
-    with pytest.raises(TrainingError, match=r"No space left on device.*free some space, and run again"):
+    with pytest.raises(TrainingError, match=r"No space left on device.*free some space or choose another"):
         trainer.save()
     assert set(tmp_path.iterdir()) == before
 
