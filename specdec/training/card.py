@@ -10,6 +10,7 @@ import specdec
 from specdec.training.texts import OWN, TextSplit
 
 _ORIGINS = 20  # named, at most
+CARD_MARK = "Trained with `specdec train-head "  # in every card
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from bench.workloads.prompts import chat, edits, humaneval
 from bench.workloads.workload import WorkloadUnavailableError
 from draft.head_checkpoint import is_head, usual_aux_layers
 from draft.index_build import index_texts
-from specdec.config import EngineConfig, SpeculationConfig
+from specdec.config import EngineConfig, load_config
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import PART_DIGITS
@@ -28,7 +28,7 @@ from specdec.models.progress import Progress, silent
 from specdec.models.resolve import AdapterCheckpoint, resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.transformers_model import read_with_transformers
-from specdec.training.card import TrainingResult, model_card
+from specdec.training.card import CARD_MARK, TrainingResult, model_card
 from specdec.training.collect import AT_ONCE, Collector, Say
 from specdec.training.draft_model import FULL_RATE, LOW_RANK_RATE, DraftModel
 from specdec.training.head_files import TargetTables, config_json, draft_vocabulary, new_head, write_head
@@ -67,12 +67,13 @@ class TrainingPlan:
 
 
 def engine_config(plan: TrainingPlan) -> EngineConfig:
-    """The target as it is served, for `AT_ONCE` texts at a time."""
-    return EngineConfig(
-        target=plan.target, cache_dir=plan.cache_dir, threads=plan.threads, max_batch=AT_ONCE,
-        kv_tokens=AT_ONCE * (TEXT_TOKENS + 2 * PAGE_SIZE), max_context=TEXT_TOKENS + PAGE_SIZE,
-        max_step_rows=TEXT_TOKENS, speculation=SpeculationConfig(enabled=False),
-    )  # fmt: skip
+    """The target as it is served, for `AT_ONCE` texts at a time. Raises ConfigError if a value is out of range."""
+    given = {
+        "target": plan.target, "cache_dir": plan.cache_dir, "threads": plan.threads, "max_batch": AT_ONCE,
+        "kv_tokens": AT_ONCE * (TEXT_TOKENS + 2 * PAGE_SIZE), "max_context": TEXT_TOKENS + PAGE_SIZE,
+        "max_step_rows": TEXT_TOKENS, "speculation.enabled": False,
+    }  # fmt: skip
+    return load_config(None, {f"engine.{name}": value for name, value in given.items()}).engine
 
 
 def benchmark_prompts(tokenizer: Tokenizer, say: Say) -> Iterator[list[int]]:
@@ -117,6 +118,8 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
     """
     if plan.data.resolve() == plan.out.resolve():
         raise TrainingError(f"--data: {plan.data} is the folder of --out; give one of its own")
+    if plan.passes and not plan.index:
+        _check_out(plan.out)
     deadline_s = float("inf") if plan.hours is None else time.monotonic() + 3600 * plan.hours
     files = given_files(plan.given) if plan.given else []
     config = engine_config(plan)
@@ -147,6 +150,15 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
             train(plan, parts, draft, texts, states, benchmarks, note, show, deadline_s)
         else:
             note(f"--hours: over after the hidden states of {states.n_texts} of {len(texts)} texts; run again to go on")
+
+
+def _check_out(folder: Path) -> None:
+    """Raises TrainingError if files that are not of a training would be replaced, such as the target's own weights."""
+    found = [name for name in ("config.json", "model.safetensors", "README.md") if (folder / name).exists()]
+    if not found or (folder / "checkpoint.pt").exists():
+        return
+    if found[-1] != "README.md" or CARD_MARK.encode() not in (folder / "README.md").read_bytes():
+        raise TrainingError(f"--out: {folder} has a {' and a '.join(found)} already; give a folder of its own")
 
 
 def _draft_checkpoint(plan: TrainingPlan, target: Tokenizer, progress: Progress | None) -> Checkpoint:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,6 +175,34 @@ def test_what_cannot_work_is_said(data: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written" in " ".join(run(data, blocked / "out", "--passes", "1").output.split())
+
+
+def test_bug_a_training_does_not_replace_a_model(data: Path, tmp_path: Path) -> None:
+    model, notes = tmp_path / "model", tmp_path / "notes"
+    shutil.copytree(permuting_target(), model)
+    notes.mkdir()
+    (notes / "README.md").write_text("mine")
+    target, draft = ("--target", str(model)), ("--kind", "model", "--draft", str(model))
+    for folder, more in ((model, target), (model, draft), (notes, ())):
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        result = run(data, folder, "--passes", "1", *more)
+        assert result.exit_code == 1
+        assert f"--out: {folder} has a " in result.output
+        assert "give a folder of its own" in result.output
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert run(data, model, "--passes", "0").exit_code == 0  # writes no drafter
+
+
+def test_a_drafter_without_its_checkpoint_is_trained_again(data: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        result = run(data, tmp_path, "--passes", "1")
+        assert result.exit_code == 0, result.output
+        (tmp_path / "checkpoint.pt").unlink()
+
+
+def test_bug_a_target_that_is_no_name_is_refused_in_one_line(data: Path, tmp_path: Path) -> None:
+    result = run(data, tmp_path, "--target", "")
+    assert (result.exit_code, "engine.target: " in result.output) == (1, True)
 
 
 @pytest.mark.parametrize("kind", ["head", "index"])
