@@ -16,7 +16,6 @@ from bench.workloads import FETCHED_NAMES, SINGLE_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
     choices_option,
     count_option,
-    end_stopped,
     file_option,
     json_option,
     number_option,
@@ -25,7 +24,7 @@ from specdec.cli.bench_output import (
     print_table,
     progress_line,
     repeated_option,
-    write_json,
+    reported,
 )
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import edits_command, frontend_command, typing_command
@@ -77,16 +76,15 @@ def drafts_command(
         workloads = [make_workload(name, base.tokenizer, prompts, max_tokens, say) for name in names]
     report = compare(base, candidates, workloads, say)
     figures = report.as_dict()
-    write_json(figures, json_file)
     rows = []
     for arm, row in figures["arms"].items():
         numbers = [row["ms_per_token"], row["ratio"], row["tokens_per_step"], row.get("level_ms")]
         shares = " ".join("-" if share is None else f"{share:.0%}" for share in row.get("acceptance", ()))
         rows.append([arm, *("-" if number is None else f"{number:.2f}" for number in numbers), shares])
     heads_of = ("candidate", "ms/token", "ratio", "tokens/step", "level ms", "accepted at 1, 2, ...")
-    print_table(heads_of, rows, "speculation auto; ratio: off's time over its own")
-    click.echo(f"keep {figures['keep']}: {figures['reason']}")
-    end_stopped(report.stopped)
+    with reported(figures, json_file, report.stopped):
+        print_table(heads_of, rows, "speculation auto; ratio: off's time over its own")
+        click.echo(f"keep {figures['keep']}: {figures['reason']}")
 
 
 ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
@@ -129,14 +127,13 @@ def engine_command(
     parts = load_parts(engine_config.model_copy(update=sizes))
     plan = EngineBenchPlan(workloads or WORKLOAD_NAMES, fixed=arms, at_once=at_once, **asked)
     report = run_session(parts, plan, progress_line())
-    write_json(report.as_dict(), json_file)
-    for table in report_tables(report):
-        print_table(*table)
-    for line in report.skipped:
-        click.echo(f"skipped {line}")
     facts = ("cpu", "cores", "read_bandwidth_gb_s", "target", "draft", "date", "commit")
-    print_figures({**report.machine, "seconds": f"{report.seconds:.0f}"}, (*facts, "seconds"), 20)
-    end_stopped(report.stopped)
+    with reported(report.as_dict(), json_file, report.stopped):
+        for table in report_tables(report):
+            print_table(*table)
+        for line in report.skipped:
+            click.echo(f"skipped {line}")
+        print_figures({**report.machine, "seconds": f"{report.seconds:.0f}"}, (*facts, "seconds"), 20)
 
 
 @click.command("peers")
@@ -166,9 +163,8 @@ def peers_command(
         run = asyncio.run(_run(plan))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-    write_json(run.as_dict(), json_file)
-    click.echo(run.markdown())
-    end_stopped(run.stopped)
+    with reported(run.as_dict(), json_file, run.stopped):
+        click.echo(run.markdown())
 
 
 async def _run(plan: PeersPlan) -> PeersRun:
@@ -240,7 +236,10 @@ def perplexity_command(
     from specdec.cli.progress_bar import load_parts
 
     found: dict[str, float] = {}
-    content = text.read() if text else None
+    try:
+        content = text.read() if text else None
+    except UnicodeDecodeError:
+        raise click.BadParameter("is not UTF-8 text", param_hint="--text") from None
     dtypes = ("fp32", "bf16", "int8", *(("auto",) if of == "weights" else ()))
     setting = "dtype" if of == "weights" else "kv_dtype"
     for dtype in dtypes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +61,23 @@ def file_option(name: str, help: str) -> Decorator:
     return click.option(name, f"{name.removeprefix('--')}_file", type=kind, callback=check, help=help)
 
 
-def write_json(figures: Mapping[str, Any], path: Path | None) -> None:
-    """Into the file of `file_option`, if one was given."""
-    if path is not None:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+@contextmanager
+def reported(figures: Mapping[str, Any], path: Path | None, stopped: bool) -> Iterator[None]:
+    """Writes ``figures`` to the file of `file_option`, if one was given, before the block that prints the report.
 
-
-def end_stopped(stopped: bool) -> None:
-    """End the command as Ctrl-C ends it, behind a report of what was measured until then."""
+    Raises, behind the block, so that what was measured is shown:
+        click.ClickException: the file cannot be written.
+        KeyboardInterrupt: the measurement was ``stopped`` by Ctrl-C.
+    """
+    failed: OSError | None = None
+    try:
+        if path is not None:
+            path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        failed = error
+    yield
+    if failed is not None:
+        raise click.ClickException(f"--json: {path} cannot be written ({failed.strerror}); the figures are above")
     if stopped:
         raise KeyboardInterrupt("the report has what was measured until then")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
-from specdec.cli.bench_output import count_option, end_stopped, file_option, number_option, print_table, write_json
+from specdec.cli.bench_output import count_option, file_option, number_option, print_table, reported
 from specdec.cli.options import POSITIVE, WholeNumber, credential_options, pop_credentials
 from specdec.core.fields import UINT32
 
@@ -110,15 +110,14 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
         objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
     )  # fmt: skip
     report = asyncio.run(_run(plan, credentials, values))
-    write_json(report.as_dict(), values["json_file"])
     faults = report.faults()
-    for fault in faults:
-        click.secho(f"INVALID: {fault}", fg="red", bold=True)
-    if not faults:
-        click.secho("valid: the generator kept up", fg="green")
-    for table in report_tables(report):
-        print_table(*table)
-    end_stopped(report.stopped)
+    with reported(report.as_dict(), values["json_file"], report.stopped):
+        for fault in faults:
+            click.secho(f"INVALID: {fault}", fg="red", bold=True)
+        if not faults:
+            click.secho("valid: the generator kept up", fg="green")
+        for table in report_tables(report):
+            print_table(*table)
     if faults:
         raise SystemExit(3)
 

@@ -235,4 +235,8 @@ def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.Monk
     assert built[0].max_batch == 16
     assert built[0].kv_tokens == 2 * 20480
     assert CliRunner().invoke(cli, [*words, "--at-once", "300"]).exit_code == 2
+    full = CliRunner().invoke(cli, [*words[:-1], "/dev/full"])
+    assert full.exit_code == 1
+    assert "--json: /dev/full cannot be written (No space left on device)" in full.stderr
+    assert "speculation off and auto" in full.stdout  # what was measured is shown
     assert CliRunner().invoke(cli, [*words[:-1], str(tmp_path / "no" / "folder.json")]).exit_code == 2

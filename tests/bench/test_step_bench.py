@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -110,6 +111,12 @@ def test_perplexity_needs_something_to_score() -> None:
     for text in ("abcdef", ""):
         with pytest.raises(BenchError, match="--given: must leave tokens"):
             perplexity(tiny_parts(), 10, 512, text, given=200)
+
+
+def test_bug_a_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("caf\xe9".encode("latin-1"))
+    result = CliRunner().invoke(cli, ["bench", "perplexity", "--text", str(tmp_path / "text")])
+    assert (result.exit_code, "--text: is not UTF-8 text" in result.output) == (2, True)
 
 
 def test_a_model_on_a_gpu_is_refused() -> None:
