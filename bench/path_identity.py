@@ -64,7 +64,7 @@ GRAMMARS = (
     GrammarParams(GrammarKind.REGEX, r"(the|a|one) [a-z]{2,9}( and [a-z]{2,9})*\."),
     GrammarParams(GrammarKind.CHOICE, '["certainly, and at once", "certainly not", "perhaps"]'),
     GrammarParams(GrammarKind.JSON_OBJECT),
-    GrammarParams(GrammarKind.EBNF, 'start: "(" INT (", " INT)* ")"\nINT: /[0-9]{1,3}/'),
+    GrammarParams(GrammarKind.EBNF, 'start: "(" INT (", " INT)* ")" | "[" INT ("; " INT)* "]"\nINT: /[0-9]{1,3}/'),
     GrammarParams(GrammarKind.EBNF, "start: " + "<[30]> <[31]> " * 8 + "/[a-z ]+/"),
 )
 
@@ -359,7 +359,8 @@ def verify(
     """
     all_conditions = standard_conditions(tuple(d.name for d in parts.drafters), parts.config.max_batch)
     count = max(MIN_REQUESTS, -(-pairs // len(all_conditions)))
-    fitting = (r for r in make_requests(parts.tokenizer, 10 * count, seed, max_tokens) if _fits(r, parts))
+    drawn = make_requests(parts.tokenizer, 10 * count, seed, max_tokens)
+    fitting = (r for r in drawn if len(r.prompt_ids) + (r.stopping.max_tokens or 0) <= parts.info.max_context)
     requests = list(itertools.islice(fitting, count))
     if len(requests) < count:
         raise ConfigError(
@@ -387,10 +388,6 @@ def verify(
         report.mismatches += found
         report.results.append(_result(conditions, outcomes, len(found)))
     return report
-
-
-def _fits(request: Request, parts: EngineParts) -> bool:
-    return len(request.prompt_ids) + (request.stopping.max_tokens or 0) <= parts.info.max_context
 
 
 def _result(conditions: BatchConditions, outcomes: Outcomes, mismatches: int) -> ConditionsResult:

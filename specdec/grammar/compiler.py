@@ -63,10 +63,8 @@ class GrammarVocabulary:
 
     def _longest_matches(self, rest: bytes) -> list[int]:
         ids = []
-        while rest:
-            size = next((size for size in range(len(rest), 0, -1) if rest[:size] in self._by_bytes), 0)
-            if size == 0:
-                break  # no token holds this byte, so nothing is forced here
+        # Where no token holds the next byte, nothing is forced
+        while size := next((size for size in range(len(rest), 0, -1) if rest[:size] in self._by_bytes), 0):
             ids.append(self._by_bytes[rest[:size]])
             rest = rest[size:]
         return ids
@@ -257,8 +255,8 @@ class GrammarCompiler:
             InvalidRequestError: ``grammar`` is malformed, too complex, or matches nothing that the model can say;
                 ``sampling.allowed_token_ids`` holds no end token or none that can begin.
         """
-        matcher, names_tokens = compiled.result()
-        state = GrammarState(matcher, names_tokens, self._eos_ids, self._vocab_size)
+        matcher, by_copies = compiled.result()
+        state = GrammarState(matcher, by_copies, self._eos_ids, self._vocab_size)
         _check_beginning(state, allowed_token_ids, self._eos_ids)
         return state
 
@@ -284,8 +282,8 @@ class GrammarCompiler:
     def _compile(self, params: GrammarParams) -> Any:
         try:
             source = self._check_process.check(params, self._check_seconds)
-            names_tokens = params.kind is GrammarKind.EBNF and "<" in params.text
-            return compile_matcher(source, self._vocabulary), names_tokens
+            by_copies = params.kind is GrammarKind.EBNF and ("<" in params.text or "no_forcing" in params.text)
+            return compile_matcher(source, self._vocabulary), by_copies
         except ValueError as error:
             raise InvalidRequestError.of("grammar", _explained(params, str(error))) from None
         except Exception:
@@ -297,12 +295,8 @@ class GrammarCompiler:
 
     def _check_room(self, key: str) -> None:
         """Drop cancelled grammars, and refuse a further one of ``key`` if too many are left."""
-        for name, jobs in list(self._jobs.items()):
-            waiting = deque(job for job in jobs if not job.future.cancelled())
-            if waiting:
-                self._jobs[name] = waiting
-            else:
-                del self._jobs[name]
+        left = [(name, deque(job for job in jobs if not job.future.cancelled())) for name, jobs in self._jobs.items()]
+        self._jobs = OrderedDict((name, jobs) for name, jobs in left if jobs)
         if len(self._jobs.get(key, ())) >= MAX_PENDING_PER_KEY:
             raise QueueFullError(MAX_PENDING_PER_KEY, RETRY_S, "grammars of one key")
 
@@ -363,15 +357,11 @@ def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Seque
         raise InvalidRequestError.of("grammar", "no token of the model can begin such an output; loosen it")
     if not allowed:
         return
+    field, ends = "sampling.allowed_token_ids", ", ".join(map(str, eos_ids))
     if not set(allowed) & set(eos_ids):
-        ends = ", ".join(map(str, eos_ids))
-        raise InvalidRequestError.of(
-            "sampling.allowed_token_ids", f"with a grammar it must hold an end token ({ends}); add it"
-        )
+        raise InvalidRequestError.of(field, f"with a grammar it must hold an end token ({ends}); add it")
     if not (mask & token_mask(allowed, 32 * mask.size)).any():
-        raise InvalidRequestError.of(
-            "sampling.allowed_token_ids", "none of them can begin an output of the grammar; allow more"
-        )
+        raise InvalidRequestError.of(field, "none of them can begin an output of the grammar; allow more")
 
 
 _AT = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?", re.DOTALL)

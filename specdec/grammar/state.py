@@ -45,10 +45,11 @@ class _Place(Enum):
 class GrammarState:
     """The tokens that a grammar allows after the committed output and a path.
 
-    origin: a compiled ``LLMatcher`` at the output's start; it is copied. names_tokens: the grammar may name tokens
-    (``<[5]>``, ``<|im_start|>``). One matcher walks the tree: it rolls back to where two paths part and advances from
-    there. Over a named token the library rolls back by a wrong number of bytes, so there a copy advances from the
-    committed output. Masks are cached until the next commit.
+    origin: a compiled ``LLMatcher`` at the output's start; it is copied. One matcher walks the tree: it rolls back to
+    where two paths part and advances from there. Masks are cached until the next commit.
+
+    by_copies: a copy advances from the committed output instead. Needed by a grammar that names tokens (``<[5]>``,
+    ``<|im_start|>``), over which the library rolls back by a wrong number of bytes, and by one with ``no_forcing``.
 
     - If the grammar forces the following text, the mask holds only the first token of the tokenizer's own split of that
       text: the spelling that the model was trained on, which can be drafted with certainty.
@@ -57,12 +58,13 @@ class GrammarState:
     - A path outside the grammar has an empty mask, so its nodes cannot be accepted.
     """
 
-    def __init__(self, origin: Any, names_tokens: bool, eos_ids: Iterable[int], vocab_size: int) -> None:
-        self._origin, self._names_tokens, self._vocab_size = origin, names_tokens, vocab_size
+    def __init__(self, origin: Any, by_copies: bool, eos_ids: Iterable[int], vocab_size: int) -> None:
+        self._origin, self._by_copies, self._vocab_size = origin, by_copies, vocab_size
         self._eos_ids = tuple(eos_ids)
         self._matcher = origin.deep_copy()
         self._base: list[int] = []  # committed tokens after those of the origin, up to the end token
         self._path: list[int] = []  # tokens that the matcher has consumed beyond them
+        self._masked = 0  # of the path at the matcher's last mask, the length
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
         self._end = token_mask(self._eos_ids, vocab_size)
@@ -77,19 +79,19 @@ class GrammarState:
         Read-only. Never raises: an impossible path has an empty mask.
         """
         key = tuple(path)
-        found = self._masks.get(key)
-        if found is None:
-            found = self._masks[key] = self._mask(key)
-        return found
+        if key not in self._masks:
+            self._masks[key] = self._mask(key)
+        return self._masks[key]
 
     def commit(self, tokens: Iterable[int]) -> GrammarState:
         """Advance the base state by ``tokens``; returns itself."""
         self._place = self._walk(tuple(tokens))
         self._base += self._path
-        if self._names_tokens:
+        if self._by_copies:
             self._origin = self._matcher.deep_copy()
             self._base.clear()
         self._path.clear()
+        self._masked = 0
         self._masks.clear()
         return self
 
@@ -116,6 +118,7 @@ class GrammarState:
             if place is not _Place.INSIDE:
                 return self._end if place is _Place.OVER else self._nothing
             words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._end.size]  # it has a bit more
+            self._masked = len(self._path)
             if not self._matcher.is_error():
                 return words
             self._revive()
@@ -142,14 +145,9 @@ class GrammarState:
 
     def _follow(self, path: tuple[int, ...]) -> _Place:
         shared = common_length(path, self._path)
-        if shared < len(self._path) and self._names_tokens:
-            self._return_to_base()
-            shared = 0
-        elif shared < len(self._path):
-            self._matcher.rollback(len(self._path) - shared)
-            del self._path[shared:]
-        for at in range(shared, len(path)):
-            token = path[at]
+        if shared < len(self._path):
+            self._roll_back(shared)
+        for at, token in enumerate(path[shared:], shared):
             if token in self._eos_ids and self._matcher.is_accepting():
                 return _Place.OVER if all(after in self._eos_ids for after in path[at:]) else _Place.OUTSIDE
             if not 0 <= token < self._vocab_size or self._matcher.try_consume_tokens([token]) != 1:
@@ -157,15 +155,39 @@ class GrammarState:
             self._path.append(token)
         return _Place.INSIDE
 
+    def _roll_back(self, length: int) -> None:
+        """Cut the path to ``length`` tokens.
+
+        The library keeps its last mask, and returns it on any path with as many lexemes and the lexer in the same
+        state. So a mask of the part cut off is replaced by one of the last place where no text is forced: elsewhere the
+        library keeps none.
+        """
+        matcher, masked, undone = self._matcher, self._masked > length, len(self._path) - length
+        del self._path[length:]
+        if not self._by_copies:
+            matcher.rollback(undone)
+            if not masked:
+                return
+            tokens = [*self._base, *self._path]
+            for at in range(len(tokens), -1, -1):
+                if not matcher.compute_ff_bytes():
+                    matcher.compute_bitmask()
+                    matcher.try_consume_tokens(tokens[at:])
+                    self._masked = length
+                    return
+                matcher.rollback(min(at, 1))
+        self._restart()
+
     def _revive(self) -> None:
         """Replace a matcher in its error state, which it never leaves; a draft may have led it there."""
         self.error = shortened(self._matcher.get_error())
-        self._return_to_base()
-
-    def _return_to_base(self) -> None:
-        self._matcher = self._origin.deep_copy()
-        self._matcher.try_consume_tokens(self._base)
         self._path.clear()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._matcher = self._origin.deep_copy()
+        self._matcher.try_consume_tokens([*self._base, *self._path])
+        self._masked = 0
 
 
 def healing_matcher(start: str, vocabulary: LLTokenizer) -> LLMatcher:
@@ -187,7 +209,7 @@ class TokenHealing:
     error = ""
 
     def __init__(self, start: str, matcher: LLMatcher, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._state, self._rest = GrammarState(matcher, False, (), vocab_size), start.encode()
+        self._state, self._rest = GrammarState(matcher, True, (), vocab_size), start.encode()
         self._tokenizer, self._any = tokenizer, any_token(vocab_size)
 
     def mask(self, path: Sequence[int]) -> Mask:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from draft.grammar import GrammarDrafter
+from draft.prediction import PredictionDrafter
 from specdec.core.types import (
     Failed,
     Finished,
@@ -96,6 +97,23 @@ def test_drafts_do_not_change_constrained_output(drafters: tuple[str, ...], temp
     drafted = run_all(engine(), [make_request(LOOSE, speculation=on, **changes)])
     assert outputs(plain, n=3) == outputs(drafted, n=3)
     assert [finish_of(plain, "r", i).reason for i in range(3)] == [finish_of(drafted, "r", i).reason for i in range(3)]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_drafts_of_another_form_of_the_grammar_do_not_change_the_output(depth: int) -> None:
+    forms = 'start: line+\nline: "a" WORD "=" | "b" WORD "!" | "c" WORD "?"\nWORD: /[a-z]+/'
+    made = dataclasses.replace(parts(), drafters=[PredictionDrafter()])
+    predicted = tuple(made.tokenizer.encode("aover=br!bdog!", add_special=False))
+    ask = dataclasses.replace(
+        make_request(GrammarParams(GrammarKind.EBNF, forms), seed=0, stopping=StoppingParams(max_tokens=30)),
+        prediction_ids=predicted,
+    )
+    plain, drafted = (
+        run_all(tiny_engine(made), [dataclasses.replace(ask, speculation=wish)])
+        for wish in (SpeculationParams(SpeculationMode.OFF), SpeculationParams(SpeculationMode.ON, max_depth=depth))
+    )
+    assert finish_of(drafted, "r").stats.num_draft_tokens > 5
+    assert outputs(plain) == outputs(drafted)
 
 
 def test_bug_drafts_led_out_of_a_grammar_that_names_tokens() -> None:

@@ -101,6 +101,29 @@ def test_any_walk_over_the_tree_gets_the_masks_of_a_fresh_state(
     assert ids_of(state.mask(())) == ids_of(replayed.mask(output))
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        '"let " WORD " = " WORD start? | "call(" WORD ")" start?',
+        '/[xy]/ " quick " ("the " WORD "=" | "dog " WORD "!") start?',  # parts where text is forced
+        '"so " ("the " WORD "=" | "dog " WORD "!") start?',  # forced from the output's start
+    ],
+)
+def test_paths_of_as_many_lexemes_have_masks_of_their_own(rule: str) -> None:
+    """The library keeps its last mask, also for another path on which it read as many lexemes."""
+    params, rng = GrammarParams(GrammarKind.EBNF, f"start: {rule}\nWORD: /[a-z]+/"), random.Random(4)
+    for _ in range(20):
+        state = start(params)
+        output: list[int] = []
+        for _ in range(8):
+            path = wander(state, rng, 7)
+            assert ids_of(state.mask(path)) == ids_of(start(params).mask([*output, *path])), text_of(path)
+            if rng.random() < 0.3:
+                taken = path[: rng.randrange(4)]
+                output += taken
+                state.commit(taken)
+
+
 def test_paths_that_part_after_named_tokens_have_the_masks_of_a_fresh_state() -> None:
     """The library rolls back over a named token by the bytes of its text, not of its number."""
     for params in (each for each in GRAMMARS if "<" in each.text):
