@@ -23,6 +23,7 @@ from specdec.core.types import (
     StepTrace,
     draw_seed,
     sample_seed,
+    unstarted,
 )
 from specdec.engine.disk_cache import DiskCache
 from specdec.engine.preparation import RequestPreparation, WaitingRequest
@@ -173,12 +174,10 @@ class Engine:
         if (waiting := self._preparation.drop(request_id)) is not None:
             self._finish_unprepared(waiting, FinishReason.ABORTED)
             return True
-        sequences = self._requests.live.get(request_id)
-        if sequences is None:
-            return False
-        for sequence in list(sequences):
+        sequences = list(self._requests.live.get(request_id, ()))
+        for sequence in sequences:
             self._finish(sequence, Ending(FinishReason.ABORTED))
-        return True
+        return bool(sequences)
 
     def preempt_newest(self) -> None:
         """Preempt the least important decoding sequence, as a full cache would. For verification and tests.
@@ -233,7 +232,8 @@ class Engine:
 
     def _finish_unprepared(self, waiting: WaitingRequest, reason: FinishReason) -> None:
         queue_ms = (self._parts.clock() - waiting.arrival_s) * 1e3
-        self._requests.finish_unstarted(waiting.request, reason, queue_ms)
+        for event in unstarted(waiting.request.request_id, waiting.request, reason, queue_ms):
+            self._requests.publish(event)
 
     def info(self) -> EngineInfo:
         """Facts that change only with the draft model."""
@@ -375,7 +375,8 @@ class Engine:
             if sequence.ending is not None:
                 self._finish(sequence, sequence.ending)
         for sequence in result.broken:
-            self._break(sequence)
+            if self._release_all(sequence):
+                self._requests.fail(sequence.request.request_id, *_breakdown(sequence))
         for sequence, fault in result.faults:
             self._fail_sequence(sequence, fault, fault.stage)
         self._throughput.add(emitted, now)
@@ -396,11 +397,6 @@ class Engine:
         fault = StageError.of(error, stage)
         logger.error("request %s: %s", request_id, fault, exc_info=fault.__cause__ or fault)
         self._requests.fail(request_id, "INTERNAL", f"{fault}; only this request has ended")
-
-    def _break(self, sequence: Sequence) -> None:
-        """End only this sequence's request: it has no token to choose."""
-        if self._release_all(sequence):
-            self._requests.fail(sequence.request.request_id, *_breakdown(sequence))
 
     def _release_all(self, sequence: Sequence) -> bool:
         """Release all samples of a sequence's request. False: another sample has ended it, or the sequence's answer was

@@ -16,7 +16,6 @@ from specdec.core.types import (
     RequestEvent,
     Started,
     Usage,
-    unstarted,
 )
 
 
@@ -96,10 +95,6 @@ class RequestTable:
         self._events.append(
             Finished(request_id, sequence.index, ending.reason, stop, usage, sequence.stats, timings, embedding)
         )
-
-    def finish_unstarted(self, request: Request, reason: FinishReason, queue_ms: float) -> None:
-        """Publish `Finished` for all samples of a request that never had sequences."""
-        self._events += unstarted(request.request_id, request, reason, queue_ms)
 
     def fail(self, request_id: str, reason: str, message: str, details: Seq[Any] = ()) -> None:
         """Publish `Failed` for a request that has no sequences any more."""
