@@ -13,7 +13,7 @@ from server.auth.principal import Limits, current_caller
 from server.completion.documents import FillMode, Gap
 from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.completion.time_budget import FINE_BUDGET, FIRST_AHEAD, MOST_TOKENS, TimeBudget, budgets, cached_tokens
-from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
+from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader, close_bracket
 from specdec.core.types import Request, SamplingParams, StoppingParams, TextRules
 from specdec.errors import EngineDeadError
 
@@ -57,33 +57,22 @@ def open_brackets(prefix: str, suffix: str) -> tuple[str, str]:
     reader, needed = CodeReader(), list[str]()
     for char in _code(prefix[start:], reader):
         if char in CLOSERS:
-            needed.insert(0, CLOSERS[char])
-        elif char in needed:
-            del needed[: needed.index(char) + 1]
-    missing: list[str] = []
+            needed.append(CLOSERS[char])
+        else:
+            close_bracket(needed, char)
+    opened, missing = list[str](), list[str]()
     behind = suffix[:BRACKETS_BEHIND]
     # If no closing quote follows, the completion closes the string.
     string = reader.quote if reader.quote in (behind if len(reader.quote) == 3 else behind.split("\n", 1)[0]) else ""
-    for char in _unopened(behind, "#" if reader.quote == "#" else string):
-        if char in needed:
-            at = needed.index(char)
-            missing += needed[:at]
-            del needed[: at + 1]
-    if len(suffix) <= BRACKETS_BEHIND:
-        missing += needed
-    return "".join(missing), reader.quote
-
-
-def _unopened(text: str, quote: str) -> Iterator[str]:
-    opened: list[str] = []
-    for char in _code(text, CodeReader(quote)):
+    for char in _code(behind, CodeReader("#" if reader.quote == "#" else string)):
         if char in CLOSERS:
             opened.append(CLOSERS[char])
-        elif char in opened:
-            while opened.pop() != char:
-                pass
-        else:
-            yield char
+        elif not close_bracket(opened, char):
+            while char in needed and (inner := needed.pop()) != char:
+                missing.append(inner)
+    if len(suffix) <= BRACKETS_BEHIND:
+        missing += reversed(needed)
+    return "".join(missing), reader.quote
 
 
 def _code(text: str, reader: CodeReader) -> Iterator[str]:

@@ -93,13 +93,8 @@ class TextStream:
 
     def _undecided(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+        begun = (stop[:size] for stop in self._stops for size in range(1, min(len(stop), len(self._held) + 1)))
+        return max((len(each) for each in begun if self._held.endswith(each)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +166,10 @@ def _stops(rules: TextRules) -> list[TextStop]:
         stops.append(BlankLineStop())
     if rules.closers is not None:
         stops.append(BracketStop(rules.closers, rules.quote, rules.suffix))
+    if rules.quote not in ("", "#") and rules.suffix.startswith(rules.quote):
+        stops.append(StringStop(rules.quote))
     if rules.suffix.strip():
-        stops.append(SuffixStop(rules.suffix, rules.lead, rules.quote))
+        stops.append(SuffixStop(rules.suffix, rules.lead))
     return stops
 
 
@@ -184,11 +181,8 @@ class TextStop:
 
     reason: FinishReason
     """The finish reason of a text that it ends."""
-
-    @property
-    def safe(self) -> int:
-        """Text before this place is never cut off by this rule."""
-        raise NotImplementedError
+    safe = 0
+    """Text before this place is never cut off by this rule. Set by `feed`."""
 
     def feed(self, char: str) -> int | None:
         """Read the next character; returns the place where the text ends, or None."""
@@ -208,11 +202,6 @@ class BlankRunStop(TextStop):
         self._breaks = 0  # line breaks from there on
         self._white = 0  # white space after the last line break
 
-    @property
-    def safe(self) -> int:
-        """The place where the blank lines begin."""
-        return self._at if self._start is None else self._start
-
     def _track(self, char: str) -> None:
         if char == "\n":
             if self._start is None:
@@ -224,6 +213,7 @@ class BlankRunStop(TextStop):
         else:
             self._start, self._breaks = None, 0
         self._at += 1
+        self.safe = self._at if self._start is None else self._start
 
 
 class BlankLineStop(BlankRunStop):
@@ -233,7 +223,6 @@ class BlankLineStop(BlankRunStop):
     reason = FinishReason.BLANK_LINE
 
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`."""
         self._track(char)
         return self._start if self._breaks >= 2 else None
 
@@ -248,17 +237,11 @@ class LineStop(TextStop):
         self, lines: int, *, count_blank: bool = False, reason: FinishReason = FinishReason.LINES, start: int = 0
     ) -> None:
         self.reason = reason
-        self._left, self._at = lines, start
+        self._left, self.safe = lines, start
         self._counts = count_blank
 
-    @property
-    def safe(self) -> int:
-        """All characters read."""
-        return self._at
-
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`."""
-        at, self._at = self._at, self._at + 1
+        at, self.safe = self.safe, self.safe + 1
         if char == "\n":
             if self._counts:
                 self._left -= 1
@@ -281,7 +264,6 @@ class IndentStop(BlankRunStop):
         self._indent = indent
 
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`."""
         start, indent = self._start, self._white
         self._track(char)
         return start if start is not None and self._start is None and indent < self._indent else None
@@ -340,6 +322,16 @@ CLOSERS = {"(": ")", "[": "]", "{": "}"}
 CLOSING = frozenset(CLOSERS.values())
 
 
+def close_bracket(opened: list[str], char: str) -> bool:
+    """Remove ``char`` and the brackets left open inside it from ``opened``, closing brackets with the innermost last;
+    returns whether it was there."""
+    if char not in opened:
+        return False
+    while opened.pop() != char:
+        pass
+    return True
+
+
 class BracketStop(BlankRunStop):
     """Ends a text at a bracket that the text did not open.
 
@@ -371,11 +363,10 @@ class BracketStop(BlankRunStop):
         return None
 
     def _close(self, char: str) -> bool:
-        """Close ``char`` and the brackets left open inside it; returns whether it may be closed."""
-        if char in self._open:
-            while self._open.pop() != char:
-                pass
-        elif char in self._quoted:
+        """Close ``char``; returns whether it may be closed."""
+        if close_bracket(self._open, char):
+            return True
+        if char in self._quoted:
             self._quoted.remove(char)
         elif self._allowed and self._allowed[0] == char:
             del self._allowed[0]
@@ -384,9 +375,33 @@ class BracketStop(BlankRunStop):
         return True
 
 
+class StringStop(TextStop):
+    """Ends a text that begins in a string whose closing mark follows it: before the mark with which the text leaves the
+    string, unless it is in such a string again at the end of the line. quote: as `TextRules.quote`."""
+
+    reason = FinishReason.SUFFIX
+
+    def __init__(self, quote: str) -> None:
+        self._quote, self._reader = quote, CodeReader(quote)
+        self._at = 0  # characters read
+
+    def feed(self, char: str) -> int | None:
+        self._at += 1
+        self._reader.feed(char)
+        if self._reader.quote == self._quote:
+            self.safe = self._at + 1 - len(self._quote)  # the last characters may begin a mark of three
+            return None
+        return self.safe if char == "\n" else None
+
+    def end(self) -> int | None:
+        return None if self._reader.quote == self._quote else self.safe
+
+
 DISTINCT_CHARACTERS = 6  # visible characters of a repetition that is no coincidence; shorter ones are frequent
 _LINE_BREAKS = re.compile("\n+")
-_TRAIL = frozenset(")]}>\"'`;:, \t")  # closing brackets, and marks that may follow them
+# Closing brackets and tags, and marks that may follow them
+_TRAIL = re.compile(r"""(?:</[\w.:-]*>|[)\]}>"'`;:, \t])+""")
+_CLOSING_TAG = re.compile(r"\s*</([\w.:-]+)")
 
 
 def visible(text: str) -> int:
@@ -399,50 +414,43 @@ class SuffixStop(TextStop):
     that end the cursor's line, else the lines up to `DISTINCT_CHARACTERS` visible characters. Models often write fewer
     or more blank lines than follow, so these do not count, nor carriage returns.
 
-    lead: the white space before the text, which a repetition may include. A match that closes brackets which the text
-    opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the anchor
-    suffices. quote: as `TextRules.quote`; an escaped mark closes no string.
+    lead: the white space before the text, which a repetition may include. A match that closes brackets or a tag which
+    the text opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the
+    anchor suffices. A repetition does not begin behind a backslash: an escaped mark closes no string.
     """
 
     reason = FinishReason.SUFFIX
 
-    def __init__(self, suffix: str, lead: str, quote: str) -> None:
+    def __init__(self, suffix: str, lead: str) -> None:
         lines = _LINE_BREAKS.sub("\n", suffix.replace("\r", "")).splitlines(keepends=True)
-        # The anchor is only closing brackets and marks: it counts if the text is as deep in brackets as at its start
-        self._trail = bool(lines[0].strip()) and _TRAIL.issuperset(lines[0].rstrip("\n"))
-        # It begins with the mark that closes the string in which the text begins
-        self._closes = quote not in ("", "#") and suffix.startswith(quote)
-        self._anchor, seen = "", 0
+        # The anchor is only such marks: it counts if the text is as deep in brackets as at its start
+        self._trail = bool(lines[0].strip()) and _TRAIL.fullmatch(lines[0].rstrip("\n")) is not None
+        tag = _CLOSING_TAG.match(suffix)
+        self._tags = None if tag is None else re.compile(rf"<(/?){re.escape(tag[1])}(?![\w.:-])")
+        self._anchor = ""
         for line in lines:
             self._anchor += line
-            seen += visible(line)
-            if self._trail or seen >= DISTINCT_CHARACTERS:
+            if self._trail or visible(self._anchor) >= DISTINCT_CHARACTERS:
                 break
         self._matches = 0  # bit n - 1: the anchor's prefix of length n ends the text
         self._places_of: dict[str, int] = {}  # by character, bit n: the anchor has it at n
         for place, char in enumerate(self._anchor):
             self._places_of[char] = self._places_of.get(char, 0) | 1 << place
-        self._escaped = False  # whether a backslash precedes the next character
-        self._last = ""  # character that counts
+        self._read: list[str] = []  # characters that count
         self._at = -len(lead)
         self._places: list[int] = []  # of each character that counts
         self._depths = [0]  # bracket depth before each of them and at the end
         for char in lead:
             self._advance(char)
 
-    @property
-    def safe(self) -> int:
-        """The place where a possible repetition begins."""
-        return self._begin(self._matches.bit_length())
-
     def feed(self, char: str) -> int | None:
-        """See `TextStop.feed`."""
         self._advance(char)
-        length = len(self._anchor)
-        if self._matches.bit_length() < length:
-            return None
-        self._matches ^= 1 << length - 1
-        return self._begin(length) if self._repeats(length) else None
+        length, found = len(self._anchor), None
+        if self._matches.bit_length() == length:
+            self._matches ^= 1 << length - 1
+            found = self._begin(length) if self._repeats(length) else None
+        self.safe = self._begin(self._matches.bit_length())
+        return found
 
     def end(self) -> int | None:
         """Search for the longest prefix of the anchor that suffices."""
@@ -450,7 +458,7 @@ class SuffixStop(TextStop):
             if not self._matches >> length - 1 & 1:
                 continue
             part = self._anchor[:length]
-            suffices = self._trail or self._closes or part == self._anchor or visible(part) >= DISTINCT_CHARACTERS
+            suffices = self._trail or part == self._anchor or visible(part) >= DISTINCT_CHARACTERS
             if suffices and part.strip() and self._repeats(length):
                 return self._begin(length)
         return None
@@ -461,16 +469,19 @@ class SuffixStop(TextStop):
 
     def _advance(self, char: str) -> None:
         self._at += 1
-        if char == "\r" or char == self._last == "\n":
+        if char == "\r" or (char == "\n" and self._read[-1:] == [char]):
             return
+        self._read.append(char)
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at - 1)
-        begins = not (self._closes and self._escaped)
-        self._matches = (self._matches << 1 | begins) & self._places_of.get(char, 0)
-        self._escaped, self._last = char == "\\" and not self._escaped, char
+        self._matches = (self._matches << 1 | (self._read[-2:-1] != ["\\"])) & self._places_of.get(char, 0)
 
     def _repeats(self, length: int) -> bool:
         """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""
+        if self._tags is not None:
+            tags = self._tags.findall("".join(self._read[:-length]))
+            if tags.count("") > tags.count("/"):
+                return False
         depths = self._depths[-1 - length :]
         outside = depths[0] <= 0
         return outside if self._trail else outside or min(depths) >= depths[0]

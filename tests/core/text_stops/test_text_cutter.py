@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec.core.text_stops import TextCutter
 from specdec.core.types import FinishReason, TextRules
 
-CODE = st.text(st.sampled_from(list("ab()[]{}\n\n   \t\"'#\\;")), max_size=60)
+CODE = st.text(st.sampled_from(list("ab()[]{}\n\n   \t\"'#\\;</>")), max_size=60)
 RULES = st.builds(
     TextRules,
     max_lines=st.none() | st.integers(1, 3),
@@ -20,7 +20,7 @@ RULES = st.builds(
     blank_line=st.booleans(),
     closers=st.none() | st.text(")]}", max_size=2),
     quote=st.sampled_from(["", "'", '"', '"""', "#"]),
-    suffix=st.text("ab)};\n ", max_size=12),
+    suffix=st.text("ab)};\n ", max_size=12) | st.sampled_from(["'a\n", '"', '""" + b', "</b>a", "</>"]),
     lead=st.sampled_from(["", "\n", "\n  "]),
 )
 
@@ -231,6 +231,41 @@ def test_a_bracket_on_a_line_of_its_own_stays_there(suffix: str, text: str, left
 )
 def test_a_mark_that_closes_the_string_again_is_cut(suffix: str, text: str, left: str) -> None:
     assert cut(TextRules(closers="", quote="'", suffix=suffix), text)[0] == left
+
+
+@pytest.mark.parametrize(
+    ("quote", "suffix", "text", "left"),
+    [
+        ('"', '">Home</a>\n', 'about.html">About</a>\n<a href="', "about.html"),
+        ('"', '">Home</a>\n', 'about.html" class="nav', 'about.html" class="nav'),
+        ('"', '" onClick={() => go()} />\n', 'foo" />', "foo"),
+        ('"', '"; }\n', 'Arial", sans-serif; ', "Arial"),
+        ('"', '", "b"]\n', 'it\'s", \'a", "c', "it's"),  # other marks are no end
+        ("`", "`);\n", "a\nb` + c\nd", "a\nb"),
+        ("'", "';\n", "John\nJane", "John"),  # the string ends with its line
+        ('"""', '"""\n', 'Sum.""" + x', "Sum."),
+        ('"', '" alt="x">\n', 'x" alt="x">\n', "x"),  # strings of the repetition
+        ("#", "# b\n", "a\nb", "a\nb"),
+    ],
+)
+def test_text_ends_in_the_string_that_the_suffix_closes(quote: str, suffix: str, text: str, left: str) -> None:
+    assert cut(TextRules(closers="", quote=quote, suffix=suffix), text)[0] == left
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "left"),
+    [
+        ("</p>\n</div>\n", "Shop</p>\n</body>\n</html>\n", "Shop"),
+        ("</li>\n", "One</li>\n<li>Two</li>", "One"),
+        ("</li>\n", "A<ul>\n<li>B</li>\n</ul>", "A<ul>\n<li>B</li>\n</ul>"),  # its own tag
+        ("</div>\n", '\n<div class="a">b</div>\n', '\n<div class="a">b</div>\n'),
+        ("</p>\n", "<pre>a</pre>b<br/></p>", "<pre>a</pre>b<br/>"),  # other tags
+        ("</></div>\n", "a<>b</></>", "a<>b</>"),
+        ("</p>\n", "a < b</", "a < b"),
+    ],
+)
+def test_a_closing_tag_that_follows_is_not_repeated(suffix: str, text: str, left: str) -> None:
+    assert cut(TextRules(closers="", suffix=suffix), text)[0] == left
 
 
 def test_what_turns_out_to_be_no_repetition_is_shown_at_once() -> None:
