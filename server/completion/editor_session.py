@@ -55,9 +55,7 @@ class GenerationRun:
         """
         own = self.gap
         same = options == self.options and (gap.suffix, gap.path, gap.repo) == (own.suffix, own.path, own.repo)
-        if not same or not gap.prefix.startswith(own.prefix):
-            return None
-        return gap.prefix[len(own.prefix) :]
+        return gap.prefix[len(own.prefix) :] if same and gap.prefix.startswith(own.prefix) else None
 
     async def goes_on_with(self, typed: str) -> bool:
         """Whether the generated text starts with ``typed`` and goes on; waits for text that is about to arrive.
@@ -75,7 +73,8 @@ class GenerationRun:
                 return False
             if self.ended:
                 if typed:
-                    return len(text) > len(typed) and self.reason is not FinishReason.ABORTED
+                    shown = len(text.rstrip() if self.reason is FinishReason.LENGTH else text)
+                    return shown > len(typed) and self.reason is not FinishReason.ABORTED
                 return self.options.repeatable and self.reason not in _UNFINISHED
             if len(text) >= len(typed):
                 return True
@@ -136,8 +135,7 @@ class Suggestion:
         request."""
         self.suggestion_id, self.typed, self.continued = suggestion_id, typed, continued
         self.text, self.reason = "", None
-        self._run = run
-        self._cutter = TextCutter(rules)
+        self._run, self._cutter = run, TextCutter(rules)
 
     @property
     def finished(self) -> Finished | None:

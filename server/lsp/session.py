@@ -286,8 +286,10 @@ class LiveSession:
             pending.begun.set()
             pending.text += message.delta.text
         elif which == "finished":
-            cut = message.finished.finish_reason in _CUT
-            pending.end(None if cut else Answer(pending.suggestion_id, pending.text))
+            reason = message.finished.finish_reason
+            # A token limit may end a text in the middle of the next line's indentation.
+            text = pending.text.rstrip() if reason == result_pb2.FINISH_REASON_LENGTH else pending.text
+            pending.end(None if reason in _CUT else Answer(pending.suggestion_id, text))
             self._pending = None
         elif which == "refused":
             self._supersede(None)

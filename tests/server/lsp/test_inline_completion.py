@@ -13,6 +13,7 @@ from pygls.exceptions import JsonRpcException
 from server.completion.editor_session import DOCUMENTS
 from server.lsp.completer import ACCEPT_COMMAND, CHOICES
 from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_FOCUS, DID_SHOW, InlineLanguageServer
+from tests.fake_engine import BOOK
 from tests.server.lsp.editor import AUTOMATIC, INVOKED, URI, Addressed, Editor, editing, running, without
 
 LINE = "total = add(total, value)"
@@ -44,6 +45,17 @@ async def test_a_suggestion_without_a_time_limit() -> None:
         editor.open(text)
         [item] = await editor.complete(line, character)
         assert item.insert_text == LINE
+
+
+async def test_a_suggestion_that_meets_its_limit_ends_with_no_white_space() -> None:
+    before, line = BOOK[: BOOK.index("total = first")], "total = first + second"
+    async with running() as server, editing(server.address, {"maxTokens": len(line) + 3}) as editor:
+        editor.open(before)
+        [item] = await editor.complete(2, 4)
+        assert item.insert_text == line  # not half of the next line's indentation
+        editor.edit((2, 4), (2, 4), line)
+        [item] = await editor.complete(2, 4 + len(line))
+        assert item.insert_text == "\n    return total"
 
 
 async def test_an_explicit_request_gets_alternatives() -> None:
