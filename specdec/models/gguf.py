@@ -207,7 +207,7 @@ _MAGNITUDE, _FACTORS = "rope.scaling.attn_factor", "rope_factors_short.weight"  
 # Values of keys that change what a model computes; others are not supported
 _ONLY = {
     "attention.causal": True, "final_logit_softcapping": 0.0, _MAGNITUDE: 1.0, "rope.scaling.yarn_attn_factor": 1.0,
-    "rope.scaling.yarn_ext_factor": 1.0, "expert_shared_feed_forward_length": 0,
+    "rope.scaling.yarn_ext_factor": 1.0,
 }  # fmt: skip
 
 
@@ -247,6 +247,12 @@ class _Reader:
             raise UnsupportedModelError(
                 f"{self.file.path}: experts of architecture '{self.architecture}' are not supported; use a dense model "
                 f"or one of {', '.join(_MIXTURES)}"
+            )
+        if moe and self._get("expert_shared_feed_forward_length", 0):  # dense Granite models have this field too
+            raise UnsupportedModelError(f"{self.file.path}: shared experts are not supported; use another model")
+        if moe and "blk.0.ffn_gate.0.weight" in self.file.tensors:
+            raise UnsupportedModelError(
+                f"{self.file.path}: a tensor per expert, as of before April 2024, is not supported; use a newer file"
             )
         for key, only in _ONLY.items():
             is_read = key == _MAGNITUDE and _FACTORS in self.file.tensors

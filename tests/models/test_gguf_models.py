@@ -149,7 +149,7 @@ def test_wrong_experts_are_rejected(tiny: Tiny, tmp_path: Path) -> None:
     ("family", "key", "words"),
     [
         ("qwen3", "expert_count", "experts of architecture 'qwen3' .* qwen3moe, granitemoe, llama"),
-        ("granitemoe", "expert_shared_feed_forward_length", "'granitemoe.expert_shared_feed_forward_length' 8"),
+        ("granitemoe", "expert_shared_feed_forward_length", "shared experts are not supported"),
     ],
 )
 def test_other_experts_are_rejected(family: str, key: str, words: str, tiny: Tiny, tmp_path: Path) -> None:
@@ -158,6 +158,21 @@ def test_other_experts_are_rejected(family: str, key: str, words: str, tiny: Tin
     file.metadata[f"{family}.{key}"] = 8
     with pytest.raises(UnsupportedModelError, match=words):
         GGUFSource(file)
+
+
+def test_a_tensor_per_expert_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("mixtral"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.tensors["blk.0.ffn_gate.0.weight"] = file.tensors.pop("blk.0.ffn_gate_exps.weight")
+    with pytest.raises(UnsupportedModelError, match="before April 2024"):
+        GGUFSource(file)
+
+
+def test_a_dense_model_may_have_the_size_of_shared_experts(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("granite"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.metadata["granite.expert_shared_feed_forward_length"] = 96
+    assert GGUFSource(file).config.family == "granite"
 
 
 def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
