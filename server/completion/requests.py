@@ -67,8 +67,8 @@ def open_brackets(prefix: str, suffix: str) -> tuple[str, str]:
     for char in _code(behind, CodeReader("#" if reader.quote == "#" else string)):
         if char in CLOSERS:
             opened.append(CLOSERS[char])
-        elif not close_bracket(opened, char):
-            while char in needed and (inner := needed.pop()) != char:
+        elif not close_bracket(opened, char) and char in needed:
+            while (inner := needed.pop()) != char:
                 missing.append(inner)
     if len(suffix) <= BRACKETS_BEHIND:
         missing += reversed(needed)

@@ -416,7 +416,7 @@ class SuffixStop(TextStop):
 
     lead: the white space before the text, which a repetition may include. A match that closes brackets or a tag which
     the text opened is no repetition: ``foo(x)`` before ``)`` is whole. At the end of the text, a distinct prefix of the
-    anchor suffices. A repetition does not begin behind a backslash: an escaped mark closes no string.
+    anchor suffices. One that begins with a quotation mark does not begin with an escaped one.
     """
 
     reason = FinishReason.SUFFIX
@@ -426,7 +426,7 @@ class SuffixStop(TextStop):
         # The anchor is only such marks: it counts if the text is as deep in brackets as at its start
         self._trail = bool(lines[0].strip()) and _TRAIL.fullmatch(lines[0].rstrip("\n")) is not None
         tag = _CLOSING_TAG.match(suffix)
-        self._tags = None if tag is None else re.compile(rf"<(/?){re.escape(tag[1])}(?![\w.:-])")
+        self._tags = None if tag is None else re.compile(rf"<(/?){re.escape(tag[1])}(?![\w.:-])([^<>]*/>)?")
         self._anchor = ""
         for line in lines:
             self._anchor += line
@@ -437,6 +437,7 @@ class SuffixStop(TextStop):
         for place, char in enumerate(self._anchor):
             self._places_of[char] = self._places_of.get(char, 0) | 1 << place
         self._read: list[str] = []  # characters that count
+        self._escaped = False  # whether a backslash precedes the next character
         self._at = -len(lead)
         self._places: list[int] = []  # of each character that counts
         self._depths = [0]  # bracket depth before each of them and at the end
@@ -474,12 +475,15 @@ class SuffixStop(TextStop):
         self._read.append(char)
         self._depths.append(self._depths[-1] + (char in CLOSERS) - (char in CLOSING))
         self._places.append(self._at - 1)
-        self._matches = (self._matches << 1 | (self._read[-2:-1] != ["\\"])) & self._places_of.get(char, 0)
+        begins = not (self._escaped and self._anchor.startswith(("'", '"', "`")))
+        self._matches = (self._matches << 1 | begins) & self._places_of.get(char, 0)
+        self._escaped = char == "\\" and not self._escaped
 
     def _repeats(self, length: int) -> bool:
         """Whether the last ``length`` characters, a prefix of the anchor, are a repetition."""
         if self._tags is not None:
-            tags = self._tags.findall("".join(self._read[:-length]))
+            found = self._tags.findall("".join(self._read[:-length]))
+            tags = [mark for mark, end_of_empty in found if not end_of_empty]
             if tags.count("") > tags.count("/"):
                 return False
         depths = self._depths[-1 - length :]

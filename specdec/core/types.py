@@ -140,7 +140,8 @@ class TextRules:
     )
     """The quotation mark or comment sign that is open where the text begins."""
     suffix: str = param("", _RULE_TEXT, json=None)
-    """What follows in the file; the text ends where it begins to repeat this, and in the string that this closes."""
+    """What follows in the file. The text ends where it begins to repeat this; if this closes the open string, the text
+    does not leave that string."""
     lead: str = param("", _RULE_TEXT, json=None)
     """The line break and white space before the text, if nothing else precedes it; a repeated suffix includes them."""
 

@@ -350,7 +350,9 @@ class StoppingOptions(_message.Message):
     blank_line: _builtins.bool
     """Ends before a blank line, except the first."""
     suffix: _builtins.str
-    """The text that follows in the file, at most its first 4096 characters. Ends where the output begins to repeat it."""
+    """The text that follows in the file, at most its first 4096 characters. Ends where the output begins to repeat it, or
+    leaves the string that this text closes (BracketOptions.quote).
+    """
     lead: _builtins.str
     """The line break and the white space before the text, if nothing else precedes it on its line: part of a repetition."""
     time_limit_ms: _builtins.float

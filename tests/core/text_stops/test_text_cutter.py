@@ -252,6 +252,11 @@ def test_text_ends_in_the_string_that_the_suffix_closes(quote: str, suffix: str,
     assert cut(TextRules(closers="", quote=quote, suffix=suffix), text)[0] == left
 
 
+def test_lines_that_end_in_a_backslash_are_repeated_like_others() -> None:
+    rules = TextRules(closers="", suffix="\n  --name foo \\\n  image\n")
+    assert cut(rules, " -it \\\n  --name foo \\\n  image")[0] == " -it \\"
+
+
 @pytest.mark.parametrize(
     ("suffix", "text", "left"),
     [
@@ -262,6 +267,7 @@ def test_text_ends_in_the_string_that_the_suffix_closes(quote: str, suffix: str,
         ("</p>\n", "<pre>a</pre>b<br/></p>", "<pre>a</pre>b<br/>"),  # other tags
         ("</></div>\n", "a<>b</></>", "a<>b</>"),
         ("</p>\n", "a < b</", "a < b"),
+        ("</View>\n", "<View a={1} /></View>\n", "<View a={1} />"),
     ],
 )
 def test_a_closing_tag_that_follows_is_not_repeated(suffix: str, text: str, left: str) -> None:
