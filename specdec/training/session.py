@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
     if plan.data.resolve() == plan.out.resolve():
         raise TrainingError(f"--data: {plan.data} is the folder of --out; give one of its own")
     if plan.passes and not plan.index:
-        _check_out(plan.out)
+        _check_out(plan)
     deadline_s = float("inf") if plan.hours is None else time.monotonic() + 3600 * plan.hours
     files = given_files(plan.given) if plan.given else []
     config = engine_config(plan)
@@ -152,12 +153,16 @@ def train_drafter(plan: TrainingPlan, note: Say, show: Say, progress: Progress |
             note(f"--hours: over after the hidden states of {states.n_texts} of {len(texts)} texts; run again to go on")
 
 
-def _check_out(folder: Path) -> None:
-    """Raises TrainingError if files that are not of a training would be replaced, such as the target's own weights."""
-    found = [name for name in ("config.json", "model.safetensors", "README.md") if (folder / name).exists()]
+def _check_out(plan: TrainingPlan) -> None:
+    """Raises TrainingError if files that are not of this training would be replaced, such as the target's weights."""
+    folder, card = plan.out, plan.out / "README.md"
+    for option, model in (("--target", plan.target), ("--draft", plan.draft)):
+        if model and Path(os.path.expanduser(model)).resolve() == folder.resolve():
+            raise TrainingError(f"--out: {folder} is the folder of {option}; give one of its own")
+    found = [name for name in ("config.json", "model.safetensors", card.name) if (folder / name).exists()]
     if not found or (folder / "checkpoint.pt").exists():
         return
-    if found[-1] != "README.md" or CARD_MARK.encode() not in (folder / "README.md").read_bytes():
+    if not card.is_file() or CARD_MARK.encode() not in card.read_bytes():
         raise TrainingError(f"--out: {folder} has a {' and a '.join(found)} already; give a folder of its own")
 
 

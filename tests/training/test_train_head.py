@@ -21,6 +21,7 @@ from torch import nn
 from draft.head_checkpoint import load_head
 from specdec.cli.main import cli
 from specdec.models.hf import HFSource
+from specdec.training.card import CARD_MARK
 from specdec.training.collect import Collector
 from specdec.training.draft_model import DraftModel
 from specdec.training.head_files import write_head
@@ -182,13 +183,19 @@ def test_bug_a_training_does_not_replace_a_model(data: Path, tmp_path: Path) -> 
     shutil.copytree(permuting_target(), model)
     notes.mkdir()
     (notes / "README.md").write_text("mine")
-    target, draft = ("--target", str(model)), ("--kind", "model", "--draft", str(model))
-    for folder, more in ((model, target), (model, draft), (notes, ())):
+    trained = tmp_path / "trained"
+    shutil.copytree(model, trained)
+    (trained / "README.md").write_text(CARD_MARK)
+    for folder, more, words in (
+        (trained, ("--target", str(trained)), "is the folder of --target"),
+        (trained, ("--kind", "model", "--draft", str(trained)), "is the folder of --draft"),
+        (model, (), "has a config.json and a model.safetensors already"),
+        (notes, (), "has a README.md already"),
+    ):
         before = {path: path.read_bytes() for path in folder.iterdir()}
         result = run(data, folder, "--passes", "1", *more)
         assert result.exit_code == 1
-        assert f"--out: {folder} has a " in result.output
-        assert "give a folder of its own" in result.output
+        assert f"--out: {folder} {words}; give " in " ".join(result.output.split())
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert run(data, model, "--passes", "0").exit_code == 0  # writes no drafter
 
