@@ -27,7 +27,6 @@ _NOTES = ("description", "title", "examples", "default")  # which no grammar use
 _FURTHER = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 _COUNTS = ("minProperties", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_GAP = 1e-12  # between an exclusive bound and the first number that is allowed, where bounds are close together
 _WIDEST = (1 << 63) - 1024  # the largest float within the 64 bits by which the library compares
 _OWN = frozenset({"type", "enum", "const", "properties"})  # beside which `branches` only narrow a schema
 
@@ -35,7 +34,7 @@ _OWN = frozenset({"type", "enum", "const", "properties"})  # beside which `branc
 def lenient(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """A copy of the schema whose grammar leaves out the keywords that no grammar expresses, and a warning that lists
     them; empty: the grammar enforces all. The schema must not be nested deeper than code may recurse."""
-    schema = _changed(_changed(schema, _with_uuids), _with_open_bounds)
+    schema = _changed(schema, _with_uuids)
     found = [*dict.fromkeys(_left_out(schema))]
     options = schema.get("x-guidance", {})
     if not found or not isinstance(options, dict):
@@ -55,16 +54,6 @@ def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
     digit = "[0-9a-fA-F]"
     parts = f"{digit}{{8}}", f"{digit}{{4}}", f"{version[1]}{digit}{{3}}", f"[89abAB]{digit}{{3}}", f"{digit}{{12}}"
     return rest | {"pattern": f"^{'-'.join(parts)}$"}
-
-
-def _with_open_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with exclusive bounds less than 1 apart moved by `_GAP`: the library includes those that are whole."""
-    ends: list[Any] = [schema.get(f"exclusive{end}", schema.get(end.lower())) for end in ("Minimum", "Maximum")]
-    low, high = ends
-    if not {type(low), type(high)} <= {int, float} or not 0 < high - low < 1:
-        return schema
-    moved = {"exclusiveMinimum": low + _GAP, "exclusiveMaximum": high - _GAP}
-    return {**schema, **{key: bound for key, bound in moved.items() if key in schema}}
 
 
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
@@ -98,9 +87,9 @@ def _is_refused(keyword: str, schema: Mapping[str, Any]) -> bool:
     value = schema[keyword]
     if keyword == "pattern":
         return isinstance(value, str) and _LOOKS.search(value) is not None
-    if keyword in _BOUNDS:  # large upper bounds of integers are enforced
-        is_wide = isinstance(value, int | float) and abs(value) > _WIDEST
-        return is_wide and (value < 0 or "number" in json_types(schema))
+    if keyword in _BOUNDS and isinstance(value, int | float) and abs(value) > _WIDEST:
+        # Large upper bounds of integers are enforced
+        return value < 0 or "max" not in keyword.lower() or "number" in json_types(schema)
     return keyword in _COUNTS and not _is_counted(schema)
 
 

@@ -400,8 +400,8 @@ class AnswerParser:
                 return False
             elif key in _ARGUMENTS:
                 # Some models write JSON text in a string, or null for none.
-                text = "{}" if value is None else orjson.dumps(value).decode()
-                arguments = value if isinstance(value, str) else text
+                whole = "{}" if value is None else value
+                arguments = whole if isinstance(whole, str) else orjson.dumps(whole).decode()
             elif key == "name":
                 if not isinstance(value, str) or not value or (known and value not in self._tools):
                     return False

@@ -217,10 +217,13 @@ _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 
 def unenforced(schema: Mapping[str, Any]) -> str:
     """A warning of the keywords of the arguments and of their strings that `ParameterGrammar` leaves out, or empty."""
-    (owner, *others) = _owners(schema)
+    rest = {key: value for key, value in schema.items() if key != "type"}
+    looked = [*looked_at(rest, schema)]
+    are_several = sum(is_branch for _, is_branch in looked) > 1  # else the only alternative is enforced
+    owners = [each for each, is_branch in looked if is_branch or are_several]
     found = (each for value in _listed(schema) for each in branches(value, schema))
     texts = [each for each in found if "string" in json_types(each) and choices(each) is None]
-    names = [key for key in _OF_OBJECTS if key in (schema if others else owner)]
+    names = [key for key in _OF_OBJECTS if any(key in each for each in owners)]
     names += [key for key in _OF_TEXTS if any(key in each for each in texts)]
     return f"{', '.join(names)}: not enforced in this model's calls" if names else ""
 

@@ -314,6 +314,8 @@ def test_alternatives_of_the_arguments_as_a_whole_are_named() -> None:
     lists = [{"type": "object", "properties": {each: {"type": "integer"}}, "required": [each]} for each in "ab"]
     assert unenforced({"type": "object", "anyOf": lists}) == "anyOf: not enforced in this model's calls"
     assert unenforced({"type": "object", "anyOf": lists[:1]}) == ""  # the only one is enforced
+    referred = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": lists}}}
+    assert unenforced(referred) == "anyOf: not enforced in this model's calls"
 
 
 def test_references_take_only_what_they_reach() -> None:
