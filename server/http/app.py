@@ -22,6 +22,7 @@ from server.http.anthropic import ANTHROPIC, ANTHROPIC_ERRORS
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.embeddings import EMBEDDINGS
 from server.http.errors import CallRefusedError, ClientGoneError, path_not_found, refusal_of
+from server.http.fields import MODEL_QUERY
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.ollama import OLLAMA, OLLAMA_ERRORS
@@ -57,7 +58,7 @@ class EndpointApp:
             claiming = (each for each in self._endpoints if each.claims is not None and each.claims(call.data))
             endpoint = next(claiming, endpoint)
             call.fields = endpoint.fields
-            if self._server.models.several or call.query.get("model"):
+            if self._server.models.several or (MODEL_QUERY in endpoint.parameters and call.query.get("model")):
                 call.model = model_of(call, endpoint)
             with call.model.gate.enter() if endpoint.gated else nullcontext():
                 await _unless_gone(call, endpoint.answer(call))

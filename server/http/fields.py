@@ -162,7 +162,7 @@ def effort_variables(body: Body, name: str, effort: str | None, tokenizer: Token
 
 
 MODEL = text_field("model", "None, or the one served.")
-MODEL_QUERY = {"name": "model", "in": "query", "schema": TEXT, "description": "One of several models."}
+MODEL_QUERY = {"name": "model", "in": "query", "schema": TEXT, "description": "Which one, where several are served."}
 STREAM = flag_field("stream")
 SAMPLING = param_fields(SamplingParams, "n")
 STOPPING = param_fields(StoppingParams, "max_tokens")

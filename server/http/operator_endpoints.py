@@ -34,7 +34,6 @@ async def ready(call: Call) -> None:
     state, is_ready = models.state, models.take_requests
     if name := call.query.get("model"):
         model = models.find(name)
-        model.check_name(name)
         state, is_ready = model.client.engine.state, model.takes_requests
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
 

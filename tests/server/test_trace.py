@@ -144,6 +144,7 @@ async def test_bug_a_query_that_names_another_model_is_refused() -> None:
             assert (await asyncio.to_thread(get, port, f"{path}?model={name}"))[0] == 200
             status, answer = await asyncio.to_thread(get, port, f"{path}?model=another")
             assert (status, "'another' is not served here" in str(answer)) == (404, True)
+        assert (await asyncio.to_thread(get, port, "/livez?model=another"))[0] == 200
 
 
 async def test_http_returns_steps_and_names_a_bad_limit() -> None:
