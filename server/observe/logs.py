@@ -56,7 +56,7 @@ def _value(value: Any) -> str:
     return repr(text) if not text or any(c.isspace() for c in text) else text
 
 
-class _LogHandler(logging.StreamHandler[TextIO]):
+class _DroppingHandler(logging.StreamHandler[TextIO]):
     """Drops lines, and counts them, while a pipe is full or a terminal stopped: waiting would stop the whole server.
     A pipe that is ready takes 4 KiB, a terminal may take less; a longer line still waits."""
 
@@ -66,7 +66,7 @@ class _LogHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             ready = select.select([], [self.stream], [], 0 if self._lost else self._PATIENCE_S)[1]
-        except (OSError, ValueError):  # not a file of the system
+        except (OSError, TypeError, ValueError):  # not a file of the system
             ready = [self.stream]
         if not ready:
             self._lost += 1
@@ -85,7 +85,7 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
     earlier configuration."""
     stream = stream or sys.stderr
     text = kind == "text" or (kind == "auto" and stream.isatty())
-    handler = _LogHandler(stream)
+    handler = _DroppingHandler(stream)
     handler.setFormatter(TextLines() if text else JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import logging
@@ -59,6 +60,7 @@ def test_exceptions_are_part_of_their_line() -> None:
 def test_a_reader_that_stops_loses_lines_and_blocks_nobody() -> None:
     """As a log shipper that hangs, `| less`, or Ctrl-S in a terminal."""
     reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 16)
     with os.fdopen(writing, "w") as stream, logged(), os.fdopen(reading) as reader:
         configure_logs("json", logging.INFO, stream)
         logger = logging.getLogger("x")
