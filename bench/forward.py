@@ -157,8 +157,14 @@ class StepBench:
         """Medians in ms over plain decode steps: the step without the forward, and the whole step."""
         timed = TimedDecoder(self._decoder)
         engine = Engine(dataclasses.replace(self._parts, decoder=cast(Decoder, timed)))
-        stopping, off = StoppingParams(max_tokens=48, ignore_eos=True), SpeculationParams(SpeculationMode.OFF)
-        engine.submit(Request("bench", tuple(self._tokens[:64]), SamplingParams(0.0), stopping, speculation=off))
+        request = Request(
+            "bench",
+            tuple(self._tokens[:64]),
+            SamplingParams(temperature=0.0),
+            StoppingParams(max_tokens=48, ignore_eos=True),
+            speculation=SpeculationParams(SpeculationMode.OFF),
+        )
+        engine.submit(request)
         rest, whole = [], []
         while engine.has_work():
             began = time.perf_counter()

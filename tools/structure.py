@@ -19,7 +19,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 328,
-    "lines": 78_652,
+    "lines": 78_689,
     "largest": 700,
     "cycle": 0,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.profile import DraftedStep, Overheads, Profile, ReplicaLimits

@@ -65,7 +65,7 @@ def file_option(name: str, help: str) -> Decorator:
 def reported(figures: Mapping[str, Any], path: Path | None, stopped: bool) -> Iterator[None]:
     """Writes ``figures`` to the file of `file_option`, if one was given, before the block that prints the report.
 
-    Raises, behind the block, so that what was measured is shown:
+    Raises, after the block, so that what was measured is shown:
         click.ClickException: the file cannot be written.
         KeyboardInterrupt: the measurement was ``stopped`` by Ctrl-C.
     """

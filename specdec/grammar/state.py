@@ -64,7 +64,7 @@ class GrammarState:
         self._matcher = origin.deep_copy()
         self._base: list[int] = []  # committed tokens after those of the origin, up to the end token
         self._path: list[int] = []  # tokens that the matcher has consumed beyond them
-        self._masked = 0  # of the path at the matcher's last mask, the length
+        self._masked = 0  # tokens of the path that the matcher's last mask may depend on
         self._place = _Place.INSIDE  # of the committed tokens
         self._masks: dict[tuple[int, ...], Mask] = {}
         self._end = token_mask(self._eos_ids, vocab_size)
