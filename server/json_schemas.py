@@ -59,7 +59,8 @@ def _with_uuids(schema: dict[str, Any]) -> dict[str, Any]:
 def _left_out(schema: Mapping[str, Any]) -> Iterator[str]:
     """Keywords that llguidance refuses unless it is lenient, patterns, `_BOUNDS` and `_COUNTS` also then."""
     for each in _all(schema):
-        may_be_text = "string" in json_types({"type": each.get("type")})  # whatever values it lists
+        kinds = each.get("type", "string")
+        may_be_text = "string" in (kinds if isinstance(kinds, list) else [kinds])
         for keyword, value in each.items():
             if keyword in _UNENFORCED or keyword == _ONE_OF or _is_refused(keyword, each):
                 yield keyword
@@ -88,8 +89,8 @@ def _is_refused(keyword: str, schema: Mapping[str, Any]) -> bool:
     if keyword == "pattern":
         return isinstance(value, str) and _LOOKS.search(value) is not None
     if keyword in _BOUNDS and isinstance(value, int | float) and abs(value) > _WIDEST:
-        # Large upper bounds of integers are enforced
-        return value < 0 or "max" not in keyword.lower() or "number" in json_types(schema)
+        is_upper = keyword in ("maximum", "exclusiveMaximum")
+        return value < 0 or not is_upper or "number" in json_types(schema)  # a large upper one of integers is enforced
     return keyword in _COUNTS and not _is_counted(schema)
 
 

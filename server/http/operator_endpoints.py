@@ -32,9 +32,8 @@ async def ready(call: Call) -> None:
     """Whether a request would be accepted now, by any model or the one in the query."""
     models = call.server.models
     state, is_ready = models.state, models.take_requests
-    if name := call.query.get("model"):
-        model = models.find(name)
-        state, is_ready = model.client.engine.state, model.takes_requests
+    if call.query.get("model"):
+        state, is_ready = call.model.client.engine.state, call.model.takes_requests
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
 
 

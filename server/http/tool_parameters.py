@@ -24,9 +24,13 @@ _KEY = rf"[^>\n]{{1,{MAX_NAME}}}"  # other names of parameters cannot be written
 
 
 def _owners(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The objects that list a call's parameters; several: one of them applies. ``schema``: of the tool's arguments,
-    whose own ``type`` many callers give beside a reference or a list of alternatives."""
-    return branches({key: value for key, value in schema.items() if key != "type"}, schema)
+    """The objects that list a call's parameters; several: one of them applies. ``schema``: of the tool's arguments."""
+    return branches(_untyped(schema), schema)
+
+
+def _untyped(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """``schema`` without ``type``, which many callers give beside a reference or a list of alternatives."""
+    return {key: value for key, value in schema.items() if key != "type"}
 
 
 class ParameterTypes:
@@ -217,10 +221,9 @@ _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 
 def unenforced(schema: Mapping[str, Any]) -> str:
     """A warning of the keywords of the arguments and of their strings that `ParameterGrammar` leaves out, or empty."""
-    rest = {key: value for key, value in schema.items() if key != "type"}
-    looked = [*looked_at(rest, schema)]
-    are_several = sum(is_branch for _, is_branch in looked) > 1  # else the only alternative is enforced
-    owners = [each for each, is_branch in looked if is_branch or are_several]
+    looked = [*looked_at(_untyped(schema), schema)]
+    several = sum(is_branch for _, is_branch in looked) > 1  # else a list's only alternative is enforced
+    owners = [each for each, is_branch in looked if is_branch or several]
     found = (each for value in _listed(schema) for each in branches(value, schema))
     texts = [each for each in found if "string" in json_types(each) and choices(each) is None]
     names = [key for key in _OF_OBJECTS if any(key in each for each in owners)]

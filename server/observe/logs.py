@@ -73,7 +73,7 @@ class _DroppingHandler(logging.StreamHandler[TextIO]):
             return
         if self._lost:
             lost, self._lost = self._lost, 0
-            logging.getLogger(__name__).warning("%d log lines were lost: nobody read them", lost)
+            logging.getLogger(__name__).warning("%d log lines were lost, because the output was not read", lost)
         super().emit(record)
 
 

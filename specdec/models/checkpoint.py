@@ -75,9 +75,9 @@ def expert_of(role: str) -> int | None:
 
 
 class FusedSource(TensorSource):
-    """A source over ``inner``, which holds gate and up as rows of one matrix, ``gate_up``, and unless it has q, then q,
-    k and v as rows of ``qkv``. In each head of q and k of a ``qkv``, ``inner`` has the rotated rows before the others;
-    here each half of a head begins with half of the rotated ones (`RopeConfig.rotated`).
+    """A source over ``inner``, which holds gate and up as rows of one matrix, ``gate_up``. q, k and v are rows of
+    ``qkv``, or matrices of their own. In each head of q and k of a ``qkv``, ``inner`` has the rotated rows before the
+    others; here each half of a head begins with half of the rotated ones (`RopeConfig.rotated`).
 
     Raises:
         UnsupportedModelError: such a matrix has a bias.
@@ -146,7 +146,7 @@ class FusedSource(TensorSource):
 
 
 def by_parts(source: TensorSource) -> TensorSource:
-    """``source``, or a `FusedSource` over it if its family has fused matrices, unless the format divides them."""
+    """``source``, or a `FusedSource` over it if it holds fused matrices, as some families' files do."""
     mlp = "experts.0." if source.config.experts else ""
     fused = source.config.family in ("phi3", "granitemoe") and not source.has(f"layers.0.{mlp}gate")
     return FusedSource(source) if fused else source

@@ -251,9 +251,7 @@ class _Reader:
         if moe and self._get("expert_shared_feed_forward_length", 0):  # dense Granite models have this field too
             raise UnsupportedModelError(f"{self.file.path}: shared experts are not supported; use another model")
         if moe and "blk.0.ffn_gate.0.weight" in self.file.tensors:
-            raise UnsupportedModelError(
-                f"{self.file.path}: a tensor per expert, as of before April 2024, is not supported; use a newer file"
-            )
+            raise UnsupportedModelError(f"{self.file.path}: a tensor per expert is not supported; use a newer file")
         for key, only in _ONLY.items():
             is_read = key == _MAGNITUDE and _FACTORS in self.file.tensors
             if (value := self._get(key, only)) != only and not is_read:

@@ -424,7 +424,7 @@ _LAYER = {
     "qkv": "self_attn.qkv_proj",
     "gate_up": "mlp.gate_up_proj",
 }
-_LAYERS = {  # of families in which some names differ
+_LAYER_BY_FAMILY = {  # where some names differ
     # Gemma has four norms around a layer, and gives one of the usual names to another of them.
     "gemma3": _LAYER
     | {
@@ -474,7 +474,7 @@ class HFSource(TensorSource):
             config = replace(config, tie_embeddings=True)
         if config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
-        self._layer_names = _LAYERS.get(config.family, _LAYER)
+        self._layer_names = _LAYER_BY_FAMILY.get(config.family, _LAYER)
         self.config = replace(
             config,
             vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],

@@ -160,9 +160,8 @@ def _check_out(plan: TrainingPlan) -> None:
         if model and Path(os.path.expanduser(model)).resolve() == folder.resolve():
             raise TrainingError(f"--out: {folder} is the folder of {option}; give one of its own")
     found = [name for name in ("config.json", "model.safetensors", card.name) if (folder / name).exists()]
-    if not found or (folder / "checkpoint.pt").exists():
-        return
-    if not card.is_file() or CARD_MARK.encode() not in card.read_bytes():
+    trained = (folder / "checkpoint.pt").exists() or (card.is_file() and CARD_MARK.encode() in card.read_bytes())
+    if found and not trained:
         raise TrainingError(f"--out: {folder} has a {' and a '.join(found)} already; give a folder of its own")
 
 

@@ -45,6 +45,14 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 1.7,
+    "rms_norm_eps": 0.01,
+    "tie_word_embeddings": True,
+}
 _PER_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "llama3": {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False},
@@ -60,24 +68,8 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "gemma": {"head_dim": 32, "hidden_act": "gelu"},
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.4,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 1.7,
-        "rms_norm_eps": 0.01,
-        "tie_word_embeddings": True,
-    },
-    "granitemoe": {
-        "num_local_experts": 7,
-        "num_experts_per_tok": 3,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.4,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 1.7,
-        "rms_norm_eps": 0.01,
-        "tie_word_embeddings": True,
-    },
+    "granite": _GRANITE,
+    "granitemoe": {**_GRANITE, "num_local_experts": 7, "num_experts_per_tok": 3},
     "smollm3": {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0]},
     "mixtral": {"num_local_experts": 5, "head_dim": 16, "sliding_window": 24},
     "seed_oss": {"head_dim": 24},

@@ -57,7 +57,7 @@ def test_exceptions_are_part_of_their_line() -> None:
     assert line["level"] == "error"
 
 
-def test_a_reader_that_stops_loses_lines_and_blocks_nobody() -> None:
+def test_a_reader_that_stops_loses_lines_and_blocks_no_caller() -> None:
     """As a log shipper that hangs, `| less`, or Ctrl-S in a terminal."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 16)
@@ -79,7 +79,8 @@ def test_a_reader_that_stops_loses_lines_and_blocks_nobody() -> None:
         stream.close()
         found += reader
     messages = [json.loads(line)["message"] for line in found]
-    [at] = [n for n, message in enumerate(messages) if message == f"{2000 - n} log lines were lost: nobody read them"]
+    reason = "log lines were lost, because the output was not read"
+    [at] = [n for n, message in enumerate(messages) if message == f"{2000 - n} {reason}"]
     assert messages[:at] == [f"line {n}" for n in range(at)]
     assert messages[at + 1 :] == ["again 0", "again 1", "again 2"]
 
