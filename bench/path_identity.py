@@ -188,48 +188,42 @@ class Outcome:
 Outcomes = dict[tuple[str, int], Outcome]
 
 
-class ConditionsRunner:
-    """Runs requests on engines that share one set of weights and differ in their conditions."""
+def run_conditions(parts: EngineParts, conditions: BatchConditions, requests: Sequence[Request]) -> Outcomes:
+    """Outcomes of ``requests`` on a new engine over the weights of ``parts``, by (request id, sample index).
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+    Raises:
+        SpecdecError: a request failed.
+    """
+    engine = Engine(_assemble(parts, conditions))
+    if conditions.warm:
+        _decode(engine, requests, conditions)
+    return _decode(engine, requests, conditions)
 
-    def run(self, conditions: BatchConditions, requests: Sequence[Request]) -> Outcomes:
-        """Outcomes by (request id, sample index).
 
-        Raises:
-            SpecdecError: a request failed.
-        """
-        engine = Engine(self._assemble(conditions))
-        if conditions.warm:
-            _decode(engine, requests, conditions)
-        return _decode(engine, requests, conditions)
-
-    def _assemble(self, conditions: BatchConditions) -> EngineParts:
-        parts = self._parts
-        speculation = parts.config.speculation.model_copy(
-            update={
-                "enabled": bool(conditions.drafters),
-                "max_nodes": conditions.max_nodes,
-                "max_depth": conditions.max_depth,
-                "width": conditions.width,
-                "trace_file": None,
-            }
-        )
-        config: EngineConfig = parts.config.model_copy(
-            update={
-                "speculation": speculation,
-                "prefill_chunk": min(conditions.prefill_chunk, parts.config.max_step_rows),
-            }
-        )
-        pages = parts.info.kv_tokens // 64 if conditions.kv_pages is None else conditions.kv_pages
-        drafters = [d for d in parts.drafters if d.name in conditions.drafters]
-        # A small cache must hold the longest request, so it also limits the context.
-        limit = min(parts.info.max_context, pages * 64 - 64)
-        info = replace(parts.info, max_context=limit)
-        kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
-        costs = _free_drafting(parts) if conditions.free else parts.costs
-        return replace(parts, config=config, info=info, drafters=drafters, kv=kv, disk=None, costs=costs)
+def _assemble(parts: EngineParts, conditions: BatchConditions) -> EngineParts:
+    speculation = parts.config.speculation.model_copy(
+        update={
+            "enabled": bool(conditions.drafters),
+            "max_nodes": conditions.max_nodes,
+            "max_depth": conditions.max_depth,
+            "width": conditions.width,
+            "trace_file": None,
+        }
+    )
+    config: EngineConfig = parts.config.model_copy(
+        update={
+            "speculation": speculation,
+            "prefill_chunk": min(conditions.prefill_chunk, parts.config.max_step_rows),
+        }
+    )
+    pages = parts.info.kv_tokens // 64 if conditions.kv_pages is None else conditions.kv_pages
+    drafters = [d for d in parts.drafters if d.name in conditions.drafters]
+    # A small cache must hold the longest request, so it also limits the context.
+    limit = min(parts.info.max_context, pages * 64 - 64)
+    info = replace(parts.info, max_context=limit)
+    kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
+    costs = _free_drafting(parts) if conditions.free else parts.costs
+    return replace(parts, config=config, info=info, drafters=drafters, kv=kv, disk=None, costs=costs)
 
 
 def _free_drafting(parts: EngineParts) -> StepCosts:
@@ -367,9 +361,8 @@ def verify(
             f"engine.max_context: {parts.info.max_context} tokens hold too few of the prompts; "
             "raise max_context or kv_tokens, or lower --max-tokens"
         )
-    runner = ConditionsRunner(parts)
     say(f"{len(requests)} requests, plain and one at a time")
-    plain = runner.run(PLAIN, requests)
+    plain = run_conditions(parts, PLAIN, requests)
     report = VerifyReport(_result(PLAIN, plain, 0))
     rng = random.Random(seed)
     # Every other request gets an almost correct prediction.
@@ -383,7 +376,7 @@ def verify(
         done = report.total("pairs")
         left = f", about {passed_s / done * (total - done):.0f} s left" if done else ""
         say(f"{done} of {total} pairs{left}; now {conditions.name}")
-        outcomes = runner.run(conditions, requests)
+        outcomes = run_conditions(parts, conditions, requests)
         found = first_mismatches(conditions.name, plain, outcomes)
         report.mismatches += found
         report.results.append(_result(conditions, outcomes, len(found)))

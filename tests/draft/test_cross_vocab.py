@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
+from bench.path_identity import PLAIN, BatchConditions, first_mismatches, run_conditions
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.protocol import DraftTask
 from specdec.core.sampling import SequenceSampling
@@ -77,8 +77,8 @@ all_conditions = st.builds(
 @given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
 def test_it_changes_no_token(mode: SpeculationMode, drawn: list[Request], conditions: BatchConditions) -> None:
     made = parts("other")
-    plain = ConditionsRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
-    other = ConditionsRunner(made).run(conditions, named(drawn, mode))
+    plain = run_conditions(made, PLAIN, named(drawn, SpeculationMode.AUTO))
+    other = run_conditions(made, conditions, named(drawn, mode))
     mismatches = first_mismatches(conditions.name, plain, other)
     assert not mismatches, mismatches[0]
     books_are_closed(own_drafter(made))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
+from bench.path_identity import PLAIN, BatchConditions, first_mismatches, run_conditions
 from draft.parallel import POSITIONS, ParallelDrafter
 from draft.protocol import DraftTask
 from specdec.core.kv_cache import KvCacheManager
@@ -253,7 +253,7 @@ def test_the_first_token_of_a_twin_is_always_right(temperature: float) -> None:
 def test_no_token_depends_on_it(
     drawn: list[Request], conditions: BatchConditions, drafters: tuple[str, ...], twin: bool
 ) -> None:
-    runner, conditions = ConditionsRunner(parallel_parts(twin)), dataclasses.replace(conditions, drafters=drafters)
-    expected = runner.run(PLAIN, named(drawn))
-    mismatches = first_mismatches(conditions.name, expected, runner.run(conditions, named(drawn)))
+    parts, conditions = parallel_parts(twin), dataclasses.replace(conditions, drafters=drafters)
+    expected = run_conditions(parts, PLAIN, named(drawn))
+    mismatches = first_mismatches(conditions.name, expected, run_conditions(parts, conditions, named(drawn)))
     assert not mismatches, mismatches[0]

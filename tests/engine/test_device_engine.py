@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcome, first_mismatches
+from bench.path_identity import PLAIN, BatchConditions, Outcome, first_mismatches, run_conditions
 from draft.model import ModelDrafter
 from draft.parallel import ParallelDrafter
 from specdec.config import EngineConfig, SpeculationConfig
@@ -114,7 +114,7 @@ def plain(name: str, kv_dtype: str = "auto") -> Outcome:
     """The answer to one of ``REQUESTS`` alone, by plain decode."""
     with quick_interpreter():
         selected = [request for request in REQUESTS if request.request_id == name]
-        return ConditionsRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, selected)[name, 0]
+        return run_conditions(device_parts(kv_dtype=kv_dtype), PLAIN, selected)[name, 0]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_trees_and_batches_change_no_token(names: tuple[str, ...], kv_dtype: str
     assert (parts.decoder.pool.k.dtype == torch.float8_e4m3fn) == (kv_dtype == "fp8")
     alone = {(name, 0): plain(name, kv_dtype) for name in names}
     fan.answers = {key: outcome.tokens for key, outcome in alone.items()}
-    found = ConditionsRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id in names])
+    found = run_conditions(parts, FANNED, [request for request in REQUESTS if request.request_id in names])
     mismatches = first_mismatches(FANNED.name, alone, found)
     assert not mismatches, mismatches[0]
     assert sum(outcome.accepted for outcome in found.values()) >= accepted
@@ -148,7 +148,7 @@ def test_the_cpu_accepts_where_the_gpus_kernels_are_wrong() -> None:
     (fan,) = parts.drafters
     assert isinstance(fan, FanDrafter)
     fan.answers = {("sampled", 0): tokens}
-    found = ConditionsRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id == "sampled"])
+    found = run_conditions(parts, FANNED, [request for request in REQUESTS if request.request_id == "sampled"])
     assert [outcome.tokens for outcome in found.values()] == [tokens]
     assert sum(outcome.accepted for outcome in found.values()) >= 1
 
@@ -286,7 +286,7 @@ def test_a_draft_model_runs_on_the_device(name: str, accepted: int) -> None:
         twin._decoder.config = dataclasses.replace(twin._decoder.config, mask_token=5)
         parts.drafters[:] = [ParallelDrafter(twin._decoder, twin._sampler, SMALL.vocab_size)]
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
-    found = ConditionsRunner(parts).run(BatchConditions("drafted", (name,), 3, 3, 2), [request])["sampled", 0]
+    found = run_conditions(parts, BatchConditions("drafted", (name,), 3, 3, 2), [request])["sampled", 0]
     assert found.tokens == plain("sampled").tokens[:3]
     assert found.accepted >= accepted
 
@@ -295,12 +295,12 @@ def test_float32_agrees_with_the_cpu() -> None:
     host = dataclasses.replace(build_parts(config(device="cpu", kv_dtype="fp32")), drafters=[])
     with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
         device = built(config())
-    runners = [ConditionsRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]
+    each = [dataclasses.replace(parts, drafters=[]) for parts in (host, device)]
     requests = [
         make_request("greedy", 9, 2, output=OutputParams(logprobs=3)),
         dataclasses.replace(REQUESTS[2], stopping=SHORT),
     ]
-    expected, got = (runner.run(BatchConditions("together", concurrency=4), requests) for runner in runners)
+    expected, got = (run_conditions(parts, BatchConditions("together", concurrency=4), requests) for parts in each)
     for key, outcome in expected.items():
         assert got[key].tokens == outcome.tokens, key
         for (one, best), (other, others) in zip(got[key].logprobs, outcome.logprobs, strict=True):
@@ -373,7 +373,7 @@ def test_masks_may_outgrow_their_buffer() -> None:
     with mock.patch.object(buffer, "_on_move", wraps=buffer._on_move) as moved:
         parts.decoder.graphs.clear()  # as the buffer itself has done before it gives memory back
         buffer._allocate_tables(4, 1)
-        assert ConditionsRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
+        assert run_conditions(parts, PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
     assert moved.called
 
 
@@ -424,7 +424,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     with few, mock.patch.multiple(device_verify, TREE_SIZES=(3, 1000), POLICIES=POLICIES[2:], RUNS=1):
         warm_up(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
-    assert ConditionsRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
+    assert run_conditions(parts, PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
 
 
 def test_a_warm_up_leaves_nothing_to_compile() -> None:

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bench.path_identity import BatchConditions, ConditionsRunner
+from bench.path_identity import BatchConditions, run_conditions
 from specdec.config import EngineConfig, KvDtype
 from specdec.core.kv_cache import KvCacheManager, PagedTokens, extend_keys
 from specdec.core.types import (
@@ -130,7 +130,7 @@ def test_engines_beside_it_leave_the_disk_cache_alone(folder: Path) -> None:
     assert answer(engine, asked) == (cold(asked), 0)
     engine.close()
     engine = engine_on(folder)
-    ConditionsRunner(engine._parts).run(BatchConditions("alone"), [asked])
+    run_conditions(engine._parts, BatchConditions("alone"), [asked])
     assert engine._kv.cached_tokens(asked.prompt_ids, "") == 0  # nothing was loaded into these pages
     assert answer(engine, asked) == (cold(asked), 256)
     engine.close()

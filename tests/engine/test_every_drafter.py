@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
+from bench.path_identity import PLAIN, BatchConditions, first_mismatches, run_conditions
 from draft.head import HeadDrafter
 from specdec.core.sequence import Sequence
 from specdec.core.types import (
@@ -92,9 +92,9 @@ all_conditions = st.builds(
 @settings(max_examples=40)
 @given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
 def test_no_drafter_changes_a_token(drawn: list[Request], conditions: BatchConditions) -> None:
-    runner = ConditionsRunner(every_parts())
-    plain = runner.run(PLAIN, named(drawn))
-    mismatches = first_mismatches(conditions.name, plain, runner.run(conditions, named(drawn)))
+    parts = every_parts()
+    plain = run_conditions(parts, PLAIN, named(drawn))
+    mismatches = first_mismatches(conditions.name, plain, run_conditions(parts, conditions, named(drawn)))
     assert not mismatches, mismatches[0]
 
 
@@ -102,10 +102,10 @@ def test_no_drafter_changes_a_token(drawn: list[Request], conditions: BatchCondi
 def test_each_drafter_contributes(drafter: str) -> None:
     prompt = tuple(REPEATED)
     ask = Request("", prompt, GREEDY, LONG, prediction_ids=tuple(prompt))
-    runner = ConditionsRunner(every_parts())
+    parts = every_parts()
     conditions = BatchConditions("one", (drafter,), 6, 3, 2)
-    runner.run(conditions, named([ask]))  # the oracle learns
-    outcome = runner.run(conditions, named([ask]))[("r0", 0)]
+    run_conditions(parts, conditions, named([ask]))  # the oracle learns
+    outcome = run_conditions(parts, conditions, named([ask]))[("r0", 0)]
     assert outcome.drafted > 0
 
 
@@ -117,8 +117,8 @@ def test_the_head_observes_the_targets_hidden_states() -> None:
     head.features = lambda seq, start, rows: (observed.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]
     try:
         prompt = tuple(range(5, 105))
-        ConditionsRunner(every_parts()).run(
-            BatchConditions("one", ("head",), 4, 4, 1), named([Request("", prompt, GREEDY, LONG)])
+        run_conditions(
+            every_parts(), BatchConditions("one", ("head",), 4, 4, 1), named([Request("", prompt, GREEDY, LONG)])
         )
     finally:
         head.features = listen  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcomes, first_mismatches
+from bench.path_identity import PLAIN, BatchConditions, Outcomes, first_mismatches, run_conditions
 from specdec.config import KvDtype
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.engine.engine import EngineParts
@@ -79,9 +79,8 @@ def named(drawn: list[Request]) -> list[Request]:
 
 
 def check(parts: EngineParts, drawn: list[Request], conditions: BatchConditions) -> Outcomes:
-    runner = ConditionsRunner(parts)
-    plain = runner.run(PLAIN, named(drawn))
-    other = runner.run(conditions, named(drawn))
+    plain = run_conditions(parts, PLAIN, named(drawn))
+    other = run_conditions(parts, conditions, named(drawn))
     mismatches = first_mismatches(conditions.name, plain, other)
     assert not mismatches, mismatches[0]
     return other
