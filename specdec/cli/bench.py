@@ -65,10 +65,10 @@ def drafts_command(
     """
     from bench.drafts_bench import compare, file_prompts, load_candidates
     from bench.workloads.make import make_workload
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
 
     config, say = pop_config({"drafter": (), "index": (), "config_file": None} | values).engine, progress_line()
-    with ProgressBar() as progress:
+    with progress_bars() as progress:
         base, candidates = load_candidates(config, heads, drafts, progress)
     if file is not None:
         workloads = [file_prompts(file, base.tokenizer, prompts, max_tokens)]
@@ -171,14 +171,14 @@ async def _run(plan: PeersPlan) -> PeersRun:
     from rich.console import Console
 
     from bench.peers.peers_session import run_peers
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
 
     task = asyncio.current_task()
     assert task is not None  # a coroutine runs in one
     # By default Python would exit at once and leave the engines running.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     console = Console(stderr=True)  # one for lines and bars, so that lines do not break the bars
-    with ProgressBar(console) as progress:
+    with progress_bars(console) as progress:
         return await run_peers(plan, progress_line(console), progress)
 
 

@@ -92,10 +92,10 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
     from rich.console import Console
 
     from bench.edits_bench import measure_edits
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
 
     console = Console(stderr=True)
-    with ProgressBar(console) as progress:
+    with progress_bars(console) as progress:
         figures = asyncio.run(
             measure_edits(engine_config, prompts, roads or EDIT_ROADS, progress_line(console), progress)
         )

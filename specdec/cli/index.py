@@ -44,7 +44,7 @@ def index_command(
     """
     from draft.index_build import IndexSources, build_index
     from draft.token_index import TokenIndex
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
     from specdec.models.resolve import load_tokenizer
 
     began = time.perf_counter()
@@ -58,7 +58,7 @@ def index_command(
         raise click.UsageError("--only and --exclude need PATHs; without, an index stays made of what it was")
     else:
         sources = IndexSources(former.header.roots, former.header.only, former.header.exclude)
-    with ProgressBar() as progress:
+    with progress_bars() as progress:
         tokenizer = load_tokenizer(target, cache_dir, progress)
         if former is not None and not paths and former.header.fingerprint != tokenizer.fingerprint:
             raise click.UsageError(f"--target: {out} has the tokens of another model; name the one it was made for")

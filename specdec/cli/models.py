@@ -70,10 +70,10 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
 @CACHE_DIR
 def fetch_command(name: str, cache_dir: Path) -> None:
     """Fetch the catalogue model NAME. An interrupted fetch resumes."""
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
     from specdec.models.catalogue import find_entry
     from specdec.models.fetch import Fetcher
 
-    with ProgressBar() as progress:
+    with progress_bars() as progress:
         path = Fetcher(cache_dir / "models").fetch(find_entry(name), progress)
     click.echo(path)

@@ -4,49 +4,43 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 if TYPE_CHECKING:
     from specdec.config import EngineConfig
     from specdec.engine.engine import EngineParts
+    from specdec.models.progress import Progress
 
 
-class ProgressBar:
-    """A `Progress` listener that draws one bar per label; draws nothing when standard error is no terminal.
+@contextmanager
+def progress_bars(console: Console | None = None) -> Iterator[Progress]:
+    """A listener that draws one bar per label, on standard error by default; draws nothing when that is no terminal."""
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
 
-    Use as a context manager: ``with ProgressBar() as progress: load_model(..., progress=progress)``.
-    """
+        def show(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total or None)
+            bars.update(tasks[label], completed=done, total=total or None)
 
-    def __init__(self, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> ProgressBar:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def __call__(self, label: str, done: int, total: int) -> None:
-        """Move the bar of ``label`` to ``done`` of ``total``."""
-        if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=total or None)
-        self._bars.update(self._tasks[label], completed=done, total=total or None)
+        yield show
 
 
 def load_parts(config: EngineConfig) -> EngineParts:
     """The parts of an engine, with bars while they are fetched and loaded. Raises as `build_parts`."""
     from specdec.engine.build import build_parts
 
-    with ProgressBar() as progress:
+    with progress_bars() as progress:
         return build_parts(config, progress)
 
 

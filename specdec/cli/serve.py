@@ -92,7 +92,7 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
     from server.observe.logs import configure_logs
     from server.serving import Serving
-    from specdec.cli.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import progress_bars
     from specdec.models.resolve import load_tokenizer
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
@@ -101,7 +101,7 @@ def serve_command(quiet: bool, **values: Any) -> None:
         hint = "" if chosen else " (the default; `specdec serve MODEL` takes another: see `specdec models list`)"
         say(f"loading {engine.target}{hint} ...", err=True)
     with ExitStack() as bars:
-        progress = bars.enter_context(ProgressBar())
+        progress = bars.enter_context(progress_bars())
 
         async def serve() -> None:
             serving = Serving(config, lambda one: load_tokenizer(one.target, one.cache_dir), progress=progress)

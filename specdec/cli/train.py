@@ -49,7 +49,7 @@ def train_head_command(kind: str, out: Path, data: Path | None, draft: str | Non
     specdec train-head --kind index --target smollm2-135m --out answers --tokens 1000000
     specdec serve --target smollm2-135m --index own=answers/answers.index
     """
-    from specdec.cli.progress_bar import LiveLine, ProgressBar
+    from specdec.cli.progress_bar import LiveLine, progress_bars
     from specdec.training.session import TrainingPlan, train_drafter
 
     if (kind == "model") != (draft is not None):
@@ -57,5 +57,5 @@ def train_head_command(kind: str, out: Path, data: Path | None, draft: str | Non
     if kind != "model" and click.get_current_context().get_parameter_source("rank") == ParameterSource.COMMANDLINE:
         raise click.UsageError("--rank: only --kind model has one; leave it out")
     plan = TrainingPlan(out=out, data=data or out / "texts", draft=draft, index=kind == "index", **values)
-    with ProgressBar() as progress, LiveLine(plain_every_s=30) as line:
+    with progress_bars() as progress, LiveLine(plain_every_s=30) as line:
         train_drafter(plan, line.note, line.show, progress)

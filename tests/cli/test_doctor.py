@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specdec.cli.checks import find_outlook, speed_lines
 from specdec.cli.main import cli
-from specdec.cli.progress_bar import LiveLine, ProgressBar
+from specdec.cli.progress_bar import LiveLine, progress_bars
 from specdec.config import EngineConfig
 from tests.models.tiny import make_tiny_model
 from verify_kernels import backend_selection
@@ -107,7 +107,7 @@ def test_brackets_in_a_path_are_no_markup(tmp_path: Path, name: str, capsys: pyt
     LiveLine().note(name)
     assert name in capsys.readouterr().err
     error = io.StringIO()
-    with ProgressBar(Console(file=error, force_terminal=True, width=200)) as progress:
+    with progress_bars(Console(file=error, force_terminal=True, width=200)) as progress:
         progress(name, 1, 2)
     assert name in error.getvalue()
 
