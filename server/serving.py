@@ -21,7 +21,7 @@ from server.http.http_server import HttpServer
 from server.observe.observer import build_observer
 from server.observe.records import RequestRecord
 from server.prometheus import Exporter, ModelMetrics
-from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel, Task
+from server.served_model import LoadTokenizer, ModelNames, Models, ServedModel
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
@@ -84,16 +84,6 @@ class Serving:
             tls = self.models.first.access.tls
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls, bodies)
-
-    @property
-    def knows_chat(self) -> bool:
-        """Whether a conversation can be sent: a model is loaded and has a chat template."""
-        return any(model.can(Task.CHAT) for model in self.models)
-
-    @property
-    def infos(self) -> dict[str, EngineInfo]:
-        """What each model's engine is, by the model's name; raises EngineDeadError as long as one is not known."""
-        return {model.name: model.info for model in self.models}
 
     async def start(self) -> Addresses:
         """Listen, not serving yet, and begin to load.

@@ -91,6 +91,7 @@ def serve_command(quiet: bool, **values: Any) -> None:
     import uvloop
 
     from server.observe.logs import configure_logs
+    from server.served_model import Task
     from server.serving import Serving
     from specdec.cli.progress_bar import progress_bars
     from specdec.models.resolve import load_tokenizer
@@ -108,8 +109,9 @@ def serve_command(quiet: bool, **values: Any) -> None:
 
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
-                infos = serving.infos
-                lines = ready_lines(addresses, info, serving.knows_chat, config.server, several=len(infos) > 1)
+                infos = {model.name: model.info for model in serving.models}
+                knows_chat = any(model.can(Task.CHAT) for model in serving.models)
+                lines = ready_lines(addresses, info, knows_chat, config.server, several=len(infos) > 1)
                 say("\n".join([*lines, *model_lines(infos)]))
 
             await serving.run(on_ready)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -165,8 +165,7 @@ def test_serve_accepts_the_model_in_every_position(words: list[str], monkeypatch
 class _Ready:
     """A server that ends as soon as it is ready."""
 
-    knows_chat = True
-    infos: ClassVar[dict[str, object]] = {"m": INFO}
+    models = (SimpleNamespace(name="m", info=INFO, can=lambda task: True),)
 
     async def run(self, on_ready: Callable[[Addresses, object], None]) -> None:
         """Ready."""
