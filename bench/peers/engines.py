@@ -52,11 +52,6 @@ class PeerModel:
     weights: str  # numeric type of the file's weights
     n_weights: int  # approximately
 
-    @property
-    def served(self) -> str:
-        """The type that specdec serves by default: a .gguf file's own, int8 for a folder."""
-        return self.weights if self.path.suffix == ".gguf" else "int8"
-
     def folder(self, exports: Path) -> Path:
         """The Hugging Face folder; a .gguf file is converted into ``exports`` on first use. Raises PeerError."""
         if self.path.is_dir():
@@ -102,13 +97,14 @@ def _specdec(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> lis
     base += ["--kv-disk-bytes", "0"]
     base += ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "{port}"]
     env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    weights = target.weights if target.path.suffix == ".gguf" else "int8"  # specdec's default for a folder
     settings = {
         OURS_OFF: ["--no-speculation"],
         OURS_AUTO: ["--draft", draft.ref] if draft is not None else [],
     }
     return [
         HttpPeer(
-            Arm(name, OURS, target.served, OURS_OFF), [*base, *words], _log(plan, name), hints=name == OURS_AUTO,
+            Arm(name, OURS, weights, OURS_OFF), [*base, *words], _log(plan, name), hints=name == OURS_AUTO,
             env=env, needs_bytes=target.n_weights + _OUR_BYTES, version=f"specdec {specdec.__version__}",
         )
         for name, words in settings.items()

@@ -38,10 +38,6 @@ class Arm:
     weights: str  # numeric type of the weights
     plain: str  # name of the arm of the same engine and weights that does not draft; may be this one
 
-    @property
-    def speculates(self) -> bool:
-        return self.plain != self.name
-
 
 class PeerError(SpecdecError):
     """An engine did not start, did not answer or returned an invalid answer. The other engines are still measured."""

@@ -87,7 +87,8 @@ class PeersRun:
             # Time per token over ours, on prompts that both answered
             "over_auto": rounded(_over(answers, self.answers_of(OURS_AUTO, workload))),
             "over_off": rounded(_over(answers, self.answers_of(OURS_OFF, workload))),
-            "same_text": same if arm.speculates else None,  # answers equal to those of the same engine without drafts
+            # Answers equal to those of the same engine without drafts
+            "same_text": None if arm.plain == arm.name else same,
         }
 
     def as_dict(self) -> dict[str, Any]:
