@@ -208,8 +208,7 @@ class ServerReplica:
         self._replica = replace(self._replica, state=ReplicaState.DRAINING)
         await self._notify("beat", self._load)
         await asyncio.sleep(SETTLE_S)
-        self._process.begin_stop()
-        await self._process.stopped()
+        await self._process.stop()
         await self._leave()
 
     async def _leave(self) -> None:

@@ -141,18 +141,15 @@ class ReplicaProcess:
         tail = log_tail(self._log, self._log_begin)
         return f"the server exited with status {self._process.poll()}; {self._log}: {tail}"
 
-    def begin_stop(self) -> None:
-        """Sends SIGTERM: the server accepts no more calls, and exits when the running ones end or its drain time is
-        over."""
-        if self.alive:
-            self._process.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """Ends the server at once."""
         self._process.kill()
 
-    async def stopped(self) -> None:
-        """Waits for the exit after `begin_stop`; kills the server if it exceeds its drain time."""
+    async def stop(self) -> None:
+        """Sends SIGTERM: the server accepts no more calls, and exits when the running ones end or its drain time is
+        over. Waits for that, and kills the server if it takes longer."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
         late_s = time.monotonic() + self._drain_s + _KILL_AFTER_S
         while self.alive:
             if time.monotonic() > late_s:

@@ -54,12 +54,9 @@ class ScriptedProcess:
         """End immediately."""
         self.alive = False
 
-    def begin_stop(self) -> None:
-        """Start to stop while calls continue."""
+    async def stop(self) -> None:
+        """Start to stop while calls continue; return once they are done."""
         self.stopping.set()
-
-    async def stopped(self) -> None:
-        """Once they are done."""
         await self.over.wait()
         self.alive = False
 
