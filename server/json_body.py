@@ -130,7 +130,7 @@ class Body:
 
     def number(self, name: str) -> float | None:
         """A finite number."""
-        value = self._checked(name, _is_number, "must be a number")
+        value = self._checked(name, is_number, "must be a number")
         return None if value is None else float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
@@ -201,7 +201,8 @@ def _is_list_of(kind: type, value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -13,7 +13,7 @@ from server.http.answering import Answer, Sample, omitted_lines, sse
 from server.http.call import Call
 from server.http.fields import COMMON, MODEL, STOPPING, STREAM, THOUGHTS, TTFT, read_limit
 from server.http.openai_format import logprob_entry
-from server.json_body import Body, RequestFields
+from server.json_body import Body, RequestFields, is_number
 from server.request_fields import (
     COUNT,
     IDS,
@@ -160,8 +160,7 @@ def _pairs(given: Any) -> list[Any] | None:
 
 
 def _good(what: Any, bias: Any) -> bool:
-    number = isinstance(bias, int | float) and not isinstance(bias, bool) and math.isfinite(bias)
-    return (type(what) is int or isinstance(what, str)) and (number or bias is False)
+    return (type(what) is int or isinstance(what, str)) and (is_number(bias) or bias is False)
 
 
 async def _read_options(call: Call, table: Table) -> tuple[Body, RequestFields]:
@@ -237,8 +236,7 @@ async def parse_infill(call: Call) -> LlamaAnswer:
 
 def _time(given: Any) -> int:
     """llama.cpp ignores ``time``, so clients send anything: milliseconds, or a list, Vim's reltime()."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-    return int(given) if is_number else 0
+    return int(given) if is_number(given) else 0
 
 
 def _gap(body: Body, fields: RequestFields) -> Gap:
