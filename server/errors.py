@@ -25,9 +25,7 @@ class DrainingError(RequestError):
 
     reason = "DRAINING"
     http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down; send the request to another, or retry once it is back")
+    message = "the server is shutting down; send the request to another, or retry once it is back"
 
 
 class UnknownModelError(RequestError):
@@ -49,9 +47,7 @@ class PoisonRequestError(RequestError):
 
     reason = "STOPPED_ENGINE_TWICE"
     http_status, grpc_code, engines_stopped = 503, "UNAVAILABLE", MAX_ENGINES_STOPPED
-
-    def __init__(self) -> None:
-        super().__init__("this request stopped the engine twice and is refused; change it, and report it with the log")
+    message = "this request stopped the engine twice and is refused; change it, and report it with the log"
 
 
 class ChatNotSupportedError(RequestError):
@@ -115,9 +111,7 @@ class SwapUnderWayError(RequestError):
 
     reason = "SWAP_UNDER_WAY"
     http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
-
-    def __init__(self, message: str = "another draft model is being loaded; retry once it is loaded") -> None:
-        super().__init__(message)
+    message = "another draft model is being loaded; retry once it is loaded"
 
 
 # Errors that are rebuilt from their details or, where they have none, from their message.
@@ -215,9 +209,7 @@ class SlowReaderError(RequestError):
 
     reason = "READER_TOO_SLOW"
     http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
-
-    def __init__(self) -> None:
-        super().__init__("the answer was not read as fast as it was generated; read faster, or ask for less at once")
+    message = "the answer was not read as fast as it was generated; read faster, or ask for less at once"
 
 
 class BodiesFullError(RequestError):
@@ -236,9 +228,7 @@ class SupersededError(RequestError):
 
     reason = "SUPERSEDED"
     http_status, grpc_code = 409, "ABORTED"
-
-    def __init__(self) -> None:
-        super().__init__("a newer request with the same supersedes_key took this one's place")
+    message = "a newer request with the same supersedes_key took this one's place"
 
 
 WATCHED_FILES = KEYS_FILE, TLS_FILES, CAPTURE_FILE, RECORDS_FILE = "keys", "tls", "capture", "experiment"

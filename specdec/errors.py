@@ -59,7 +59,8 @@ LONGEST_HINT_S = 30.0  # a client ends its tries at a longer one
 class RequestError(SpecdecError):
     """A request was refused. ``reason`` is the upper-case machine-readable cause; ``http_status`` and ``grpc_code`` (a
     name of `grpc.StatusCode`) are what it is answered with. ``field``: the field at fault, where there is one.
-    ``retry_after_s``: when to try again, where that may help. ``engines_stopped``: how many stopped while it ran."""
+    ``retry_after_s``: when to try again, where that may help. ``engines_stopped``: how many stopped while it ran.
+    ``message``: of an error that is raised without one."""
 
     reason = "REQUEST_FAILED"
     http_status = 500
@@ -67,8 +68,12 @@ class RequestError(SpecdecError):
     field: str | None = None
     retry_after_s: float | None = None
     engines_stopped = 0
+    message = ""
     details: Sequence[Any] = ()
     """Plain values besides reason and message that a copy of the error needs in another process."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.message)
 
 
 class InvalidRequestError(RequestError):

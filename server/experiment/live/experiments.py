@@ -33,9 +33,7 @@ _BY_A_CALL = "it was stopped by a call"
 class ExperimentsOffError(RequestError):
     reason = "EXPERIMENTS_OFF"
     http_status, grpc_code = 501, "UNIMPLEMENTED"
-
-    def __init__(self) -> None:
-        super().__init__("experiments need a folder for their records; set server.experiments.folder")
+    message = "experiments need a folder for their records; set server.experiments.folder"
 
 
 class ExperimentNotFoundError(RequestError):
