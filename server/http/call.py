@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qs
 
+from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from server.hold_headers import HOLD_HEADER, holds
@@ -77,10 +77,9 @@ class Call:
         self._comments: asyncio.Task[None] | None = None  # writes into a silent stream
 
     @cached_property
-    def query(self) -> dict[str, str]:
+    def query(self) -> QueryParams:
         """The query's fields; the last one of each name."""
-        text = self._scope["query_string"].decode("latin-1")
-        return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
+        return QueryParams(self._scope["query_string"])
 
     def header(self, name: str) -> str:
         """A header of the request, or an empty string."""
