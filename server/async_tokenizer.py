@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -52,12 +51,6 @@ def text_length(value: Any) -> int:
     return total
 
 
-def _yield_to_others() -> None:
-    """Lower the thread's priority; on Linux each thread has its own."""
-    if sys.platform == "linux":
-        os.nice(_NICENESS)  # never raises the priority, which a process may not do
-
-
 INLINE_CHARACTERS = 4096  # shorter texts are encoded on the event loop, in about a millisecond
 
 
@@ -69,7 +62,9 @@ class AsyncTokenizer:
         """info: the engine's description; raises EngineDeadError until it is known."""
         self._info, self._admission = info, admission
         self._loaded: Tokenizer | None = None
-        self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)  # its thread begins with the first text
+        # Its thread begins with the first text. Each thread has a priority of its own, which `nice` only lowers: a
+        # process may not raise it.
+        self._pool = ThreadPoolExecutor(1, "large-text", os.nice, (_NICENESS,))
         self._characters = 0  # of the large texts that wait, and of the one that is encoded
 
     def load(self, tokenizer: Tokenizer) -> None:

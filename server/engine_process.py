@@ -250,14 +250,14 @@ def bound_malloc() -> None:
     By default a large block raises the size from which blocks are returned to the system at once, and each of gRPC's
     threads gets a heap. Does nothing if the C library has no such call.
     """
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def return_freed_memory() -> None:
     """Return freed memory from the C library's heaps to the system, if the C library has `malloc_trim`."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 

@@ -24,9 +24,8 @@ def module_environment() -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """In a child: the kernel kills it when its parent dies. Nothing on systems without that call."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """In a child: the kernel kills it when its parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 _PR_SET_PDEATHSIG = 1

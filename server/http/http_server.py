@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -354,15 +353,12 @@ async def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _notice_the_gone(listener: socket.socket) -> None:
-    """Detect clients that crashed, lost their network or never read.
-
-    Accepted connections inherit these options from their listener. Other systems than Linux have their own times.
-    """
+    """Detect clients that crashed, lost their network or never read. Accepted connections inherit these options from
+    their listener."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        every_s = max(1, round(GONE_S / 4))
-        for name, value in (
-            (socket.TCP_KEEPIDLE, max(1, round(GONE_S))), (socket.TCP_KEEPINTVL, every_s), (socket.TCP_KEEPCNT, 3),
-            (socket.TCP_USER_TIMEOUT, round(GONE_S * 1e3)),
-        ):  # fmt: skip
-            listener.setsockopt(socket.IPPROTO_TCP, name, value)
+    every_s = max(1, round(GONE_S / 4))
+    for name, value in (
+        (socket.TCP_KEEPIDLE, max(1, round(GONE_S))), (socket.TCP_KEEPINTVL, every_s), (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, round(GONE_S * 1e3)),
+    ):  # fmt: skip
+        listener.setsockopt(socket.IPPROTO_TCP, name, value)

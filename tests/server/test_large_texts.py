@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -132,11 +131,11 @@ async def test_one_text_is_encoded_at_a_time_and_the_queue_is_short() -> None:
     texts.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
 async def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered, texts = list[int](), large_texts()
+    lowered: list[int] = []
     monkeypatch.setattr(os, "setpriority", lambda *_: None)  # might raise that of a niced server, which fails
     monkeypatch.setattr(os, "nice", lowered.append)
+    texts = large_texts()
     await texts._encode_in_thread(len(LARGE), list)
     texts.close()
     assert lowered == [10]
