@@ -14,6 +14,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from specdec.cli.bench_output import progress_line
+
 if TYPE_CHECKING:
     from specdec.config import EngineConfig
     from specdec.engine.engine import EngineParts
@@ -52,6 +54,7 @@ class LiveLine:
 
     def __init__(self, *, quiet: bool = False, plain_every_s: float = math.inf) -> None:
         self._console = Console(stderr=True)
+        self.note = progress_line(self._console)  # prints a line above
         self._plain_every_s = math.inf if quiet else plain_every_s
         self._begun_s = self._said_s = time.monotonic()
         self._live: Live | None = None
@@ -67,10 +70,6 @@ class LiveLine:
     def shows(self) -> bool:
         """Whether `show` ever prints anything."""
         return self._live is not None or math.isfinite(self._plain_every_s)
-
-    def note(self, line: str) -> None:
-        """Print a line above."""
-        self._console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def show(self, line: str) -> None:
         """Replace the line."""
