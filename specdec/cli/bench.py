@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from specdec.cli.bench_output import (
     json_option,
     number_option,
     print_figures,
-    print_json,
     print_table,
     progress_line,
     repeated_option,
@@ -203,7 +203,7 @@ def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int,
         if str(context) not in step_ms:
             click.echo(f"left out --context {context}: too long for the model's {parts.info.max_context}", err=True)
     if as_json:
-        print_json(figures)
+        click.echo(json.dumps(figures))
         return
     rows = ([context, *(f"{ms:.2f}" for ms in row.values())] for context, row in step_ms.items())
     print_table(["context", *next(iter(step_ms.values()))], rows, "ms per forward, by rows")
@@ -250,7 +250,7 @@ def perplexity_command(
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in dtypes[1:]}
     if as_json:
         asked = {"tokens": tokens, "window": window, "given": given, "of": of}
-        print_json({"target": engine_config.target, **asked, **figures})
+        click.echo(json.dumps({"target": engine_config.target, **asked, **figures}))
         return
     print_figures(figures, figures, 18)
 

@@ -82,11 +82,6 @@ def reported(figures: Mapping[str, Any], path: Path | None, stopped: bool) -> It
         raise KeyboardInterrupt("the report has what was measured until then")
 
 
-def print_json(figures: Mapping[str, Any]) -> None:
-    """On one line."""
-    click.echo(json.dumps(figures))
-
-
 _FILE_WIDTH = 1000  # characters of a line in a file or a pipe
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import click
@@ -14,7 +15,6 @@ from specdec.cli.bench_output import (
     json_option,
     number_option,
     print_figures,
-    print_json,
     print_table,
     progress_line,
 )
@@ -37,7 +37,7 @@ def frontend_command(protocols: tuple[str, ...], as_json: bool, **plan: Any) -> 
 
     figures = asyncio.run(measure_frontend(FrontendPlan(protocols=protocols or PROTOCOLS, **plan)))
     if as_json:
-        print_json(figures)
+        click.echo(json.dumps(figures))
         return
     rows = (
         [name, *(_cell(found[name]) for found in figures.values()), str(LIMITS.get(name, ""))]
@@ -65,7 +65,7 @@ def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> N
 
     figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:
-        print_json(figures)
+        click.echo(json.dumps(figures))
         return
     rows = [[name, *spread_cells(figures[name], _SPREAD)] for name in ("wait_ms", "answer_ms")]
     print_table(("figure", *_SPREAD), rows, f"{figures['target']}: waiting for a suggestion")
@@ -100,7 +100,7 @@ def edits_command(engine_config: EngineConfig, prompts: int, roads: tuple[str, .
             measure_edits(engine_config, prompts, roads or EDIT_ROADS, progress_line(console), progress)
         )
     if as_json:
-        print_json(figures)
+        click.echo(json.dumps(figures))
         return
     arms = [(road, arm, found) for road, by_arm in figures["roads"].items() for arm, found in by_arm.items()]
     title = f"{figures['target']}: {figures['edits']} real edits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from bench.serve import ARRIVALS
-from specdec.cli.bench_output import count_option, json_option, print_json, print_table, progress_line
+from specdec.cli.bench_output import count_option, json_option, print_table, progress_line
 from specdec.cli.options import POSITIVE, FiniteRange, ScreenGroup, add_server_options, check_folder, pop_config
 from specdec.errors import ConfigError
 
@@ -107,7 +108,7 @@ def _plan(values: dict[str, Any]) -> None:
     run = _run(values, profile, requests, goal)
     report = PlanReport(run, goal, time.perf_counter() - began)
     if values["as_json"]:
-        print_json(report.as_dict())
+        click.echo(json.dumps(report.as_dict()))
         return
     for heads, rows in report.tables():
         print_table(heads, rows)
