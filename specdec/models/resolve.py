@@ -252,10 +252,10 @@ def _from_hub(repository: str, pins: Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    """A model folder, or a folder with a single .gguf file beside that of its image encoder."""
+    """A model folder, or a folder with a single .gguf file beside that of its image encoder and a config.json."""
     found = sorted(path.glob("*.gguf"))
     files = [file for file in found if "mmproj" not in file.name.lower()] or found
-    if (path / "config.json").exists():
+    if (path / "config.json").exists() and (not files or any(path.glob("*.safetensors"))):
         return HFCheckpoint(path)
     if len(files) > 1:
         raise ModelError(f"{path}: holds {len(files)} .gguf files; name one, such as {files[0]}")

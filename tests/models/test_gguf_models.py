@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,8 @@ def test_magnitude_of_yarn_with_a_multiplier(tiny: Tiny, tmp_path: Path) -> None
 def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "some.gguf")
+    assert load_model(str(tmp_path / "f"), dtype="int8", cache_dir=tmp_path).name == "some"
+    shutil.copy(tiny("qwen2") / "config.json", tmp_path / "f")  # as many repositories of GGUF files have it
     assert load_model(str(tmp_path / "f"), dtype="int8", cache_dir=tmp_path).name == "some"
     write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "other.gguf")
     with pytest.raises(ModelError, match=r"holds 2 \.gguf files; name one"):
