@@ -344,26 +344,26 @@ class _Reader:
             flags = tuple(kind == "sliding_attention" for kind in self.data[key])
         elif self.family == "gemma3":
             flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))
-        elif self.family in ("mistral", "mixtral", "ministral3", "phi3"):
-            flags = (True,) * layers
-        else:
+        elif self.family in ("qwen2", "qwen3"):
             flags = tuple(i >= int(self.data["max_window_layers"]) for i in range(layers))
+        else:
+            flags = (True,) * layers
         if len(flags) != layers:
             raise ModelError(f"{self.name}: config.json: '{key}' has {len(flags)} entries for {layers} layers")
         return (int(window) if window is not None and any(flags) else None), flags
 
     def _rope(self, head_dim: int) -> RopeConfig:
         """Reads ``rope_parameters`` (transformers 5), and ``rope_scaling``: the former spelling, or added by hand."""
-        given, added = self.data.get("rope_parameters") or {}, self.data.get("rope_scaling")
+        given, added = (self.data.get(key) or {} for key in ("rope_parameters", "rope_scaling"))
         if self.family == "gemma3":
             full = given.get("full_attention") or {}
             local = given.get("sliding_attention") or {}
-            theta = full.get("rope_theta", self.data["rope_theta"])
+            theta = (full | added).get("rope_theta", self.data["rope_theta"])
             local_theta = local.get("rope_theta", self.data.get("rope_local_base_freq", 10_000.0))
             if _scaling(local, self.name) is not None:
                 raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported; remove it")
             return RopeConfig(float(theta), float(local_theta), _scaling(added or full, self.name))
-        theta = given.get("rope_theta", self.data["rope_theta"])
+        theta = (given | added).get("rope_theta", self.data["rope_theta"])
         partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
         if self.family == "phi3":
             rotated = int(head_dim * partial)

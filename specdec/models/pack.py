@@ -359,7 +359,7 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 12  # of packed files; raise it when packing, its layout or what readers make of a configuration changes
+_FORMAT = 13  # of packed files; raise it when packing, its layout or what readers make of a configuration changes
 _SPARE_BYTES = 1 << 30  # of disk that packed files leave free
 
 

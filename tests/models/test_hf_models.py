@@ -170,6 +170,13 @@ def test_rope_in_either_form() -> None:
     saved = base | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     added = parse_hf_config(saved | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "m")
     assert (added.rope.theta, added.rope.scaling) == (5e5, ("linear", 2.0))
+    for family in ("llama", "gemma3"):  # as transformers has it
+        within = {
+            "model_type": family,
+            "rope_theta": 1e4,
+            "rope_scaling": {"rope_type": "llama3", "rope_theta": 5e5} | scaling,
+        }
+        assert parse_hf_config(base | within, "m").rope.theta == 5e5
 
 
 def test_sparse_multimodal_gemma_config() -> None:
@@ -304,6 +311,8 @@ def test_qwen_window_needs_its_switch() -> None:
     assert parse_hf_config(base, "m").sliding_window is None
     on = parse_hf_config(base | {"use_sliding_window": True}, "m")
     assert (on.sliding_window, on.local_layers) == (32, (False, True, True))
+    experts = parse_hf_config(base | {"use_sliding_window": True, "model_type": "qwen3_moe"}, "m")
+    assert experts.local_layers == (True, True, True)
 
 
 @pytest.mark.parametrize(
