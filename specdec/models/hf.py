@@ -465,32 +465,36 @@ class HFSource(TensorSource):
         self.name = folder.name or str(folder)
         raw = read_json(folder / "config.json")
         config = parse_hf_config(raw, str(folder))
-        self._files = open_shards(folder, framework)
-        self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
+        files = open_shards(folder, framework).values()
+        self._views = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
         self._prefix = self._find_prefix()
-        head = next((n for n in self._where if n.endswith(_HEADS)), None)
+        embed = self._prefix + "embed_tokens.weight"
+        head = next((n for n in self._views if n.endswith(_HEADS)), None)
         self._head = None if head is None else head.rpartition(".")[0]
-        if self._head is None and raw.get("tie_word_embeddings") is not False:
-            config = replace(config, tie_embeddings=True)
+        if raw.get("tie_word_embeddings") is not False:
+            if head is None:
+                config = replace(config, tie_embeddings=True)
+            elif embed not in self._views:  # `save_model` of safetensors keeps the first name of a shared tensor
+                self._views[embed] = self._views[head]
         if config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
         self._layer_names = _LAYER_BY_FAMILY.get(config.family, _LAYER)
         self.config = replace(
             config,
-            vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
-            qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._where,
+            vocab_size=self._slice(embed).get_shape()[0],
+            qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._views,
         )
 
     def _head_differs(self) -> bool:
         """Whether there is an output table of the embedding's shape with other values: one that was trained apart."""
         name, embed = f"{self._head}.weight", self._prefix + "embed_tokens.weight"
-        if name not in self._where or self.raw_shape(name) != self.raw_shape(embed):
+        if name not in self._views or self.raw_shape(name) != self.raw_shape(embed):
             return False
         parts = (slice(low, low + 4096) for low in range(0, self.raw_shape(embed)[0], 4096))
         return any(bool((self.raw(name, part) != self.raw(embed, part)).any()) for part in parts)
 
     def has(self, role: str) -> bool:
-        return self._tensor_name(role) in self._where
+        return self._tensor_name(role) in self._views
 
     def shape(self, role: str) -> tuple[int, ...]:
         return tuple(self._slice(self._tensor_name(role)).get_shape())[-2:]
@@ -518,7 +522,7 @@ class HFSource(TensorSource):
 
     def holds(self, tensor: str) -> bool:
         """Whether the file holds a tensor of this name."""
-        return tensor in self._where
+        return tensor in self._views
 
     def raw_shape(self, tensor: str) -> tuple[int, ...]:
         """Shape of the tensor named ``tensor`` in the file; ModelError when it is missing."""
@@ -543,9 +547,9 @@ class HFSource(TensorSource):
         return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part).format(*expert[1:])}{kind}"
 
     def _view(self, tensor: str) -> Any:
-        if tensor not in self._where:
+        if tensor not in self._views:
             raise ModelError(f"{self._folder}: tensor {tensor} is missing; the download is incomplete, fetch it again")
-        return self._files[self._where[tensor]].get_slice(tensor)
+        return self._views[tensor]
 
     def _slice(self, tensor: str) -> Any:
         view = self._view(tensor)
@@ -556,11 +560,10 @@ class HFSource(TensorSource):
         return view
 
     def _find_prefix(self) -> str:
-        suffix = "embed_tokens.weight"
-        found = [name for name in self._where if name.endswith(suffix)]
-        if not found:
-            raise ModelError(f"{self._folder}: no token embedding among the weights; the model folder is incomplete")
-        return found[0].removesuffix(suffix)
+        for suffix in ("embed_tokens.weight", "layers.0.input_layernorm.weight"):
+            if (found := next((name for name in self._views if name.endswith(suffix)), None)) is not None:
+                return found.removesuffix(suffix)
+        raise ModelError(f"{self._folder}: no token embedding among the weights; the model folder is incomplete")
 
 
 @contextmanager

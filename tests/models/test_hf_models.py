@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import read_json
@@ -202,6 +202,17 @@ def test_an_output_table_of_its_own_beside_tied_embeddings(changed: int, tmp_pat
     with torch.no_grad():
         expected = load_oracle(folder)(torch.tensor([list(range(60))])).logits[0]
     torch.testing.assert_close(run_in_chunks(decoder, list(range(60)), [60]), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_bug_tied_tables_that_are_stored_as_the_head(tiny: Tiny, tmp_path: Path) -> None:
+    """As save_model of safetensors writes them, which keeps the first name of a shared tensor."""
+    folder = _copy(tiny("qwen3"), tmp_path)
+    save_model(load_oracle(folder), str(folder / "model.safetensors"), {"format": "pt"})
+    assert differences(load_model(str(folder), dtype="fp32", cache_dir=tmp_path).weights, load_oracle(folder)) == []
+    data = read_json(folder / "config.json") | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight is missing"):
+        load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("family", ["mistral", "ministral3"])
