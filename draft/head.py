@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from draft.growth import MASKED_LOGIT, Growth, add_children, worth_expanding
-from draft.head_checkpoint import HeadLayer, HeadModel
+from draft.head_checkpoint import HeadModel
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.core.kv_cache import extend_keys
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
-from specdec.models.decoder import BatchLimits, KvPool, check_batch, rope_tables
-from verify_kernels.backend import AttentionSpec, Backend, LayerSpec, LinearSpec, Prologue
+from specdec.models.decoder import BatchLimits, KvPool, check_batch, output_and_mlp, rope_tables
+from verify_kernels.backend import AttentionSpec, Backend, LayerSpec, LinearSpec
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
@@ -63,7 +63,7 @@ class HeadNetwork:
         self._fc = backend.bind(LinearSpec(head.fc, self._features, self._fused))
         self._to_attended = backend.bind(*self._layers())
         self._to_logits = backend.bind(
-            *self._block(head.layers[-1], self._chosen, self._z, self._gate_up),
+            *output_and_mlp(c, head.layers[-1], self._chosen, self._z, self._gate_up),
             self._normed(head.lm_head, self._z, self._draft_logits, head.final_norm),
         )
 
@@ -77,8 +77,8 @@ class HeadNetwork:
         gate_up = torch.zeros(self.max_rows if layers[1:] else 0, 2 * c.intermediate_size)
         for at, layer in enumerate(layers):
             if at:
-                yield from self._block(layers[at - 1], self._attended, self._x, gate_up)
-                yield self._normed(layer.qkv, self._x, self._qkv, layer.hidden_norm)
+                yield from output_and_mlp(c, layers[at - 1], self._attended, self._x, gate_up)
+                yield self._normed(layer.qkv, self._x, self._qkv, layer.attn_norm)
             else:
                 yield LinearSpec(layer.qkv, self._pair, self._qkv)
             yield AttentionSpec(
@@ -86,15 +86,6 @@ class HeadNetwork:
                 window=0, q_norm=layer.q_norm, k_norm=layer.k_norm, cos=cos, sin=sin, qkv=self._qkv,
                 out=self._attended, kv=self.pool.tensors.layer(at),
             )  # fmt: skip
-
-    def _block(self, layer: HeadLayer, attended: Tensor, x: Tensor, gate_up: Tensor) -> list[LinearSpec]:
-        """The output projection and the MLP, which add to ``x``."""
-        gate: Prologue = "silu" if self.head.config.model.activation == "silu" else "gelu"
-        return [
-            LinearSpec(layer.o, attended, x, "none", "add"),
-            self._normed(layer.gate_up, x, gate_up, layer.mlp_norm),
-            LinearSpec(layer.down, gate_up, x, gate, "add"),
-        ]
 
     def fuse(self, features: Tensor) -> Tensor:
         """x, float32 [n, hidden], of the target's features, float32 [n, layers * target hidden], n <= ``max_rows``.
@@ -127,7 +118,7 @@ class HeadNetwork:
         head, rows, h, eps = self.head, batch.rows, self._x.shape[1], self.head.config.model.norm_eps
         self._backend.embed(head.embed, batch.tokens, 1.0, self._embedded)
         self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], head.embed_norm, eps))
-        self._pair[:rows, h:].copy_(rms_norm(hidden, head.layers[0].hidden_norm, eps))
+        self._pair[:rows, h:].copy_(rms_norm(hidden, head.layers[0].attn_norm, eps))
         self._x[:rows].copy_(self._pair[:rows, h:] if head.config.residual_normed else hidden)
         self._to_attended(rows, batch)
         n = len(chosen)

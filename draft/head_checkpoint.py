@@ -20,6 +20,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, readable
 from specdec.models.memory import check_memory
 from specdec.models.pack import check_dimensions
+from specdec.models.weights import LayerWeights
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
 _MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of heads; they differ in tensors only
@@ -180,20 +181,6 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLayer:
-    """One decoder layer, packed. h is the head's hidden size; norms are float32 [h] unless a shape is given."""
-
-    hidden_norm: Tensor  # before attention, of the hidden state
-    qkv: PackedLinear  # rows [q; k; v] over h inputs; in the first layer over 2h, [embedding; hidden]
-    q_norm: Tensor | None  # [head_dim], as in Qwen3; None: queries and keys are not normed
-    k_norm: Tensor | None
-    o: PackedLinear
-    mlp_norm: Tensor
-    gate_up: PackedLinear  # rows [gate; up]
-    down: PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
 class HeadModel:
     """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. h is its hidden size; norms are float32 [h]."""
 
@@ -203,7 +190,7 @@ class HeadModel:
     features_norm: Tensor | None  # [n, k / n], one row for each of `HeadConfig.features_norms`, of the k inputs of `fc`
     fc: PackedLinear  # from a token's auxiliary hidden states to h
     embed_norm: Tensor
-    layers: tuple[HeadLayer, ...]
+    layers: tuple[LayerWeights[PackedLinear], ...]  # in the first, qkv is over 2h inputs, [embedding; hidden]
     final_norm: Tensor
     lm_head: PackedLinear  # [draft vocabulary, h]
     target_ids: Tensor | None  # int64 [draft vocabulary]: the target's id of each draft id; None: the same id
@@ -284,21 +271,23 @@ class _Loader:
                 f"{self._folder}: tensor {min(others)} belongs to no layer that config.json describes; {_WAY_OUT}"
             )
 
-    def _layer(self, at: int) -> HeadLayer:
+    def _layer(self, at: int) -> LayerWeights[PackedLinear]:
         c, attention, mlp = self._config.model, f"layers.{at}.self_attn.", f"layers.{at}.mlp."
         q, hidden, ffn = c.q_size, c.hidden_size, c.intermediate_size
         # Only the first layer also norms an embedding, and reads it.
-        hidden_norm = f"layers.{at}.input_layernorm" if at else _FIRST_NORM
+        attn_norm = f"layers.{at}.input_layernorm" if at else _FIRST_NORM
         rows = {attention + "q_proj": q, attention + "k_proj": c.kv_size, attention + "v_proj": c.kv_size}
-        return HeadLayer(
-            hidden_norm=self._norm(hidden_norm, hidden),
+        return LayerWeights(
+            attn_norm=self._norm(attn_norm, hidden),
             qkv=self._linear(rows, hidden if at else 2 * hidden),
             q_norm=self._norm(attention + "q_norm", c.head_dim) if self._normed else None,
             k_norm=self._norm(attention + "k_norm", c.head_dim) if self._normed else None,
             o=self._linear({attention + "o_proj": hidden}, q),
+            attn_post_norm=None,
             mlp_norm=self._norm(f"layers.{at}.post_attention_layernorm", hidden),
             gate_up=self._linear({mlp + "gate_proj": ffn, mlp + "up_proj": ffn}, hidden),
             down=self._linear({mlp + "down_proj": hidden}, ffn),
+            mlp_post_norm=None,
         )
 
     @property

@@ -124,6 +124,11 @@ class ModelConfig:
         if not (0 < self.experts_per_token <= self.experts or self.experts == self.experts_per_token == 0):
             raise ValueError(f"{self.experts_per_token} experts of {self.experts} for each token make no sense")
 
+    @property
+    def gate(self) -> Literal["silu", "gelu"]:
+        """The activation by its kernels' name."""
+        return "silu" if self.activation == "silu" else "gelu"
+
     def local(self, layer: int) -> bool:
         """Whether a layer is local, as `local_layers` says."""
         return bool(self.local_layers) and self.local_layers[layer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from verify_kernels.backend import (
 )
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import HostLinear, PackedLinear
+
+H = TypeVar("H", bound=HostLinear)
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool) -> tuple[Tensor, Tensor]:
@@ -160,6 +162,19 @@ def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[
         raise ValueError(f"page_table: ids must lie in [0, {pages})")
 
 
+def output_and_mlp(
+    config: ModelConfig, layer: LayerWeights[H], attended: Tensor, x: Tensor, gate_up: Tensor
+) -> list[LinearSpec]:
+    """The output projection of ``attended``, and the gated MLP by way of ``gate_up``; both add to ``x``."""
+    eps = config.norm_eps
+    post: Epilogue = "norm_add" if config.post_norms else "add"
+    return [
+        LinearSpec(layer.o, attended, x, "none", post, None, layer.attn_post_norm, eps),
+        LinearSpec(layer.gate_up, x, gate_up, "rms", "store", layer.mlp_norm, None, eps),
+        LinearSpec(layer.down, gate_up, x, config.gate, post, None, layer.mlp_post_norm, eps),
+    ]
+
+
 class Decoder:
     """Runs a model's forward pass over a `ForwardBatch`.
 
@@ -204,7 +219,6 @@ class Decoder:
         self._tables = [
             rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in config.rope.kinds
         ]
-        self._gate: Literal["silu", "gelu"] = "silu" if config.activation == "silu" else "gelu"
         self._runs = self._bind_layers()
         self._lm_head = backend.bind(
             LinearSpec(
@@ -224,20 +238,13 @@ class Decoder:
         return runs
 
     def _layer(self, index: int, layer: LayerWeights[HostLinear]) -> list[LayerSpec]:
-        eps = self.config.norm_eps
-        post: Epilogue = "norm_add" if self.config.post_norms else "add"
+        c = self.config
+        output, *mlp = output_and_mlp(c, layer, self._attended, self._x, self._gate_up)
         return [
-            LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, eps),
+            LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps),
             self._attention_spec(index, layer),
-            LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, eps),
-            *(self._mlp(layer, post) if layer.router is None else self._experts(layer, layer.router)),
-        ]
-
-    def _mlp(self, layer: LayerWeights[HostLinear], post: Epilogue) -> list[LayerSpec]:
-        eps = self.config.norm_eps
-        return [
-            LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, eps),
-            LinearSpec(layer.down, self._gate_up, self._x, self._gate, post, None, layer.mlp_post_norm, eps),
+            output,
+            *(mlp if layer.router is None else self._experts(layer, layer.router)),
         ]
 
     def _experts(self, layer: LayerWeights[HostLinear], router: HostLinear) -> list[LayerSpec]:
@@ -250,7 +257,7 @@ class Decoder:
             normalise=c.normalise_experts,
             gate_up=layer.gate_up,
             down=layer.down,
-            activation=self._gate,
+            activation=c.gate,
             norm=layer.mlp_norm,
             eps=c.norm_eps,
             scores=self._scores,

@@ -21,7 +21,6 @@ from specdec.models.device_weights import DeviceLinear, DeviceModel, ReferenceLi
 from specdec.models.weights import LayerWeights
 from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.kv_ops import write_kv
@@ -123,7 +122,6 @@ class DeviceNetwork:
         self._chosen = floats(largest.samples, c.hidden_size)
         self._logits = floats(largest.samples, c.vocab_size, dtype=torch.float32)
         self.aux_hidden_states = floats(rows, len(self.aux_layers) * c.hidden_size)
-        self._gate: Gate = "silu" if c.activation == "silu" else "gelu"
         self._angles = [
             tuple(t.to(device) for t in rope_tables(c.rope, c.head_dim, max_positions, local=local))
             for local in c.rope.kinds
@@ -161,10 +159,10 @@ class DeviceNetwork:
             gate_up = self._gate_up[:rows]
             layer.gate_up.normed(x, layer.mlp_norm, self._config.norm_eps, gate_up)
             if layer.mlp_post_norm is None:
-                layer.down.gated(gate_up, self._gate, x, x)
+                layer.down.gated(gate_up, self._config.gate, x, x)
             else:
                 y = self._y[:rows]
-                layer.down.gated(gate_up, self._gate, y, None)
+                layer.down.gated(gate_up, self._config.gate, y, None)
                 norm_rows(y, layer.mlp_post_norm, x, eps=self._config.norm_eps, adds=True)
 
     def plan(self, step: StepArrays) -> None:

@@ -47,7 +47,7 @@ def check_same(head: HeadModel, tensors: dict[str, Tensor]) -> None:
     assert torch.equal(unpack_linear(head.lm_head), tensors["lm_head.weight"])
     assert torch.equal(head.embed, tensors["embed_tokens.weight"])
     assert torch.equal(head.embed_norm, tensors[layer + "input_layernorm.weight"])
-    assert torch.equal(found.hidden_norm, tensors[layer + "hidden_norm.weight"])
+    assert torch.equal(found.attn_norm, tensors[layer + "hidden_norm.weight"])
     assert torch.equal(found.mlp_norm, tensors[layer + "post_attention_layernorm.weight"])
     assert torch.equal(head.final_norm, tensors["norm.weight"])
 
