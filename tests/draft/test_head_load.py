@@ -127,10 +127,6 @@ def test_ids_from_t2d_alone(tmp_path: Path) -> None:
     assert torch.equal(alone, expected)
 
 
-def _rename(old: str, new: str) -> Change:
-    return lambda c, t: t.update({new: t.pop(old)})
-
-
 def _drop(name: str) -> Change:
     return lambda c, t: t.__delitem__(name)
 
