@@ -11,7 +11,7 @@ from typing import Any
 from draft.protocol import DraftTask
 from specdec.control.inputs import Match
 from specdec.core.tree import TokenTree
-from verify_kernels.cpu.library import load_built
+from verify_kernels.cpu.library import Signatures, load_built
 
 SOURCES = Path(__file__).parent / "csrc"
 
@@ -24,8 +24,7 @@ class Candidate(ctypes.Structure):
 
 _TEXT = (c_void_p, c_int64)  # the buffer of an array of 32-bit tokens; it is valid until the array changes
 _NEXT = (c_int32, c_void_p, c_int32, c_double, c_int32, POINTER(Candidate))
-# Results and argument types
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+SIGNATURES: Signatures = {
     "sd_store_new": (c_void_p, c_int64),
     "sd_store_free": (None, c_void_p),
     "sd_store_write": (None, c_void_p, *_TEXT),
@@ -49,16 +48,7 @@ def load_lookups(cache_dir: Path) -> ctypes.PyDLL:
     Raises:
         KernelError: it cannot be built or loaded.
     """
-    return load_built(cache_dir, SOURCES, open_lookups)
-
-
-def open_lookups(path: Path) -> ctypes.PyDLL:
-    """The library at ``path``, with its argument types declared."""
-    library = ctypes.PyDLL(str(path))
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return load_built(cache_dir, SOURCES, ctypes.PyDLL, SIGNATURES)
 
 
 class Native:

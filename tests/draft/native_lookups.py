@@ -6,8 +6,9 @@ import ctypes
 import shutil
 from pathlib import Path
 
-from draft.lookups import SOURCES, load_lookups, open_lookups
+from draft.lookups import SIGNATURES, SOURCES, load_lookups
 from tests.kernels.natives import CACHE, compile_sources, need_compiler
+from verify_kernels.cpu.library import open_library
 
 
 def lookups() -> ctypes.PyDLL:
@@ -26,4 +27,4 @@ def changed_lookups(folder: Path, file: str, *changes: tuple[str, str]) -> ctype
         assert text.count(right) == 1, f"{file} no longer holds {right!r} once: bring the change up to date"
         text = text.replace(right, wrong)
     (folder / file).write_text(text)
-    return open_lookups(compile_sources(folder))
+    return open_library(compile_sources(folder), ctypes.PyDLL, SIGNATURES)

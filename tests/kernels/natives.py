@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_kernels.cpu.library import FLAGS, SOURCES, cpu_flags, load_library, open_library
+from verify_kernels.cpu.library import FLAGS, SIGNATURES, SOURCES, cpu_flags, load_library, open_library
 from verify_kernels.cpu.native_backend import NativeBackend
 
 CACHE = Path("~/.cache/specdec").expanduser()
@@ -38,7 +38,7 @@ def backend_for(processor: str) -> NativeBackend:
 
 def compile_library(sources: Path, processor: str | None = "native") -> ctypes.CDLL:
     """The kernels of ``sources``, see `compile_sources`."""
-    return open_library(compile_sources(sources, processor))
+    return open_library(compile_sources(sources, processor), ctypes.CDLL, SIGNATURES)
 
 
 def compile_sources(sources: Path, processor: str | None = "native") -> Path:

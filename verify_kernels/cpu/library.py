@@ -13,17 +13,19 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specdec.child_python import watched
 from specdec.control_groups import usable_cores
 from specdec.errors import KernelError
 
-Library = TypeVar("Library")
+Library = TypeVar("Library", bound=ctypes.CDLL)
+Signatures = Mapping[str, tuple[Any, ...]]
+"""By function: its result, None or a type of ctypes, and those of its arguments."""
 SOURCES = Path(__file__).parent / "csrc"
 # -ffp-contract=off: a multiply and an add fuse only where the source says so, so the vector and the scalar
 # paths round alike and a result does not depend on how the compiler laid out a loop.
@@ -41,13 +43,13 @@ FLAGS = (
 BUILD_TIMEOUT_S = 300
 
 _LOGITS = (c_void_p, c_int64, c_int, c_int, c_int)  # pointer, row stride, rows, vocabulary, threads
-# Argument types of the functions that return nothing and are not called through a bound record
-_SIGNATURES = {
-    "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
-    "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
-    "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
-    "sd_round_blocks": (c_int, c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p),
-    "sd_embed_blocks": (c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_void_p),
+# Results and argument types of the functions that are not called through a bound record
+SIGNATURES = {
+    "sd_sample_rows": (None, *_LOGITS, c_void_p, c_void_p, c_void_p),
+    "sd_sample_children": (None, *_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "sd_sample_logprobs": (None, *_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
+    "sd_round_blocks": (None, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, c_void_p),
+    "sd_embed_blocks": (None, c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_void_p),
 }
 
 
@@ -59,14 +61,14 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
         KernelError: no C++ compiler, the compiler failed, the library does not load, or ``cache_dir`` cannot be
             written.
     """
-    return load_built(cache_dir, SOURCES, open_library)
+    return load_built(cache_dir, SOURCES, ctypes.CDLL, SIGNATURES)
 
 
-def load_built(cache_dir: Path, sources: Path, opened: Callable[[Path], Library]) -> Library:
-    """What ``opened`` makes of the library that is built of ``sources``. Raises as `load_library`."""
+def load_built(cache_dir: Path, sources: Path, kind: type[Library], signatures: Signatures) -> Library:
+    """The library that is built of ``sources``, see `open_library`. Raises as `load_library`."""
     path = build_library(cache_dir, sources)
     try:
-        return opened(path)
+        return open_library(path, kind, signatures)
     except OSError as error:
         raise KernelError(
             f"native kernels {path} do not load: {error}; delete the file to rebuild it, or set engine.cache_dir to a "
@@ -74,12 +76,13 @@ def load_built(cache_dir: Path, sources: Path, opened: Callable[[Path], Library]
         ) from None
 
 
-def open_library(path: Path) -> ctypes.CDLL:
-    """All or some of the kernels, compiled to ``path``, with their argument types declared; raises OSError."""
-    library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
+def open_library(path: Path, kind: type[Library], signatures: Signatures) -> Library:
+    """The library at ``path``, with the types declared of those functions in ``signatures`` that it has; raises
+    OSError."""
+    library = kind(str(path))
+    for name, (result, *arguments) in signatures.items():
         if (function := getattr(library, name, None)) is not None:
-            function.argtypes, function.restype = arguments, None
+            function.restype, function.argtypes = result, arguments
     return library
 
 
