@@ -22,7 +22,6 @@ from specdec.engine.device_verify import RUNS, DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.verify import StepRows
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
-from specdec.models.device_step import StepArrays
 from specdec.models.device_weights import DenseLinear, DeviceLinear
 from specdec.models.weights import LayerWeights
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -137,12 +136,12 @@ class StepFigures:
         found: list[dict[str, Any]] = []
         for rows in (r for r in ROWS if r <= self._decoder.max_logit_rows):
             step = self._decoder.buffer.load(self._batch(1, rows), range(rows))
-            took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
+            took = self._timer.microseconds(partial(self._decoder.network.forward, step), cold=False)
             share = (weights + kv) / (took * 1e-6) / self._peak
             ratio = took / found[0]["us"] if found else 1.0
             found.append({"rows": rows, "us": took, "over_one_row": ratio, "bandwidth_share": share})
             if library is not None:
-                theirs = self._timer.microseconds(partial(_forward, library, step), cold=False)
+                theirs = self._timer.microseconds(partial(library.forward, step), cold=False)
                 found[-1] |= {"library_us": theirs, "over_fastest": took / min(took, theirs)}
         return found
 
@@ -155,11 +154,11 @@ class StepFigures:
         pages = range(-(-rows // PAGE_SIZE))
         batch = ForwardBatch.build([BatchEntry([LIKELY] * rows, range(-1, rows - 1), 0, pages)])
         step = self._decoder.buffer.load(batch, [rows - 1])
-        took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
+        took = self._timer.microseconds(partial(self._decoder.network.forward, step), cold=False)
         found = {"rows": rows, "us": took, "share_of_products": operations / took * 1e6 / product_rate(self._timer)}
         library = library_network(self._decoder)
         if library is not None:
-            found["library_us"] = self._timer.microseconds(partial(_forward, library, step), cold=False)
+            found["library_us"] = self._timer.microseconds(partial(library.forward, step), cold=False)
         return found
 
     def batches(self) -> list[dict[str, Any]]:
@@ -201,7 +200,7 @@ class StepFigures:
             step = self._decoder.buffer.load(self._batch(entries, nodes), range(rows), [0] * entries, firsts)
             table, needs = self._decoder.buffer.load_table(step.tier.samples, samplings)
             outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, None, 63, self._decoder.device)
-            logits = self._decoder.network.logits_of(step.tier.samples)
+            logits = self._decoder.network.logits(step.tier.samples)
             work = partial(verifier.decide, step, table, needs, logits, outputs)
             _accepting(logits)
             found[f"{name}_us"] = self._timer.microseconds(work, cold=False)
@@ -302,11 +301,6 @@ def profiled(work: Callable[[], object]) -> dict[str, Any]:
         "kernels_us": sum(map(sum, kernels.values())),
         "longest": "; ".join(f"{name} {len(times)} {sum(times):.0f}" for name, times in longest),
     }
-
-
-def _forward(network: DeviceNetwork, step: StepArrays) -> None:
-    network.hidden(step)
-    network.logits(step)
 
 
 def _accepting(logits: Tensor) -> None:

@@ -106,14 +106,14 @@ class DeviceVerifier(StepVerifier):
         check_batch(decoder, rows.batch, rows.logit_rows)
         step = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets)
         # Two graphs, so that another kind of sampling captures no forward again. Both read at addresses of the tier.
-        decoder.graphs.run(("forward", step.tier), partial(decoder.compute, step))
+        decoder.graphs.run(("forward", step.tier), partial(decoder.network.forward, step))
         top = max(
             (top for top, root in zip(tops, rows.roots, strict=True) if top is not None and root >= 0), default=None
         )
         outputs = self._outputs_of(step.tier.entries, step.tier.samples, top)
         if step.tier.samples:
             table, needs = decoder.buffer.load_table(step.tier.samples, samplings())
-            logits = decoder.network.logits_of(step.tier.samples)
+            logits = decoder.network.logits(step.tier.samples)
             work = partial(self.decide, step, table, needs, logits, outputs)
             decoder.graphs.run(("decide", step.tier, needs, top), work)
         outputs.mirror.end_step()

@@ -115,7 +115,9 @@ class DeviceNetwork:
         def floats(*shape: int, dtype: torch.dtype = model.weights.final_norm.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.residual = floats(rows, c.hidden_size)  # after the last layer, before the final norm, by the last `hidden`
+        self.residual = floats(
+            rows, c.hidden_size
+        )  # after the last layer, before the final norm, by the last `forward`
         self._y = floats(rows, c.hidden_size)
         self._qkv, self._attended = floats(rows, c.q_size + 2 * c.kv_size), floats(rows, c.q_size)
         self._gate_up = floats(rows, 2 * c.intermediate_size)
@@ -145,8 +147,8 @@ class DeviceNetwork:
         ]
         self._weights = replace(self._weights, layers=layers, lm_head=ReferenceLinear(self._weights.lm_head))
 
-    def hidden(self, step: StepArrays) -> None:
-        """Compute every row through all layers and write its KV."""
+    def forward(self, step: StepArrays) -> None:
+        """Compute every row through all layers, write its KV, and compute the logits of the step's logit rows."""
         rows = step.tier.rows
         x = self.residual[:rows]
         torch.index_select(cast(Tensor, self._weights.embed), 0, step.tokens, out=x)
@@ -164,6 +166,10 @@ class DeviceNetwork:
                 y = self._y[:rows]
                 layer.down.gated(gate_up, self._config.gate, y, None)
                 norm_rows(y, layer.mlp_post_norm, x, eps=self._config.norm_eps, adds=True)
+        if step.tier.samples:
+            chosen, logits = self._chosen[: step.tier.samples], self.logits(step.tier.samples)
+            torch.index_select(x, 0, step.logit_rows, out=chosen)
+            self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
 
     def plan(self, step: StepArrays) -> None:
         """Plan attention for all layers of a step."""
@@ -182,15 +188,8 @@ class DeviceNetwork:
             out = out.view(rows, c.n_heads, c.head_dim)
             tree_attention(q, *pools, out, step, self.workspace, scale=c.attn_scale, window=window)
 
-    def logits(self, step: StepArrays) -> Tensor:
-        """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""
-        chosen, logits = self._chosen[: step.tier.samples], self._logits[: step.tier.samples]
-        torch.index_select(self.residual[: step.tier.rows], 0, step.logit_rows, out=chosen)
-        self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
-        return logits
-
-    def logits_of(self, samples: int) -> Tensor:
-        """The first ``samples`` rows that `logits` computed last."""
+    def logits(self, samples: int) -> Tensor:
+        """Logits of a step's first logit rows, float32 [samples, vocab]; overwritten by the next `forward`."""
         return self._logits[:samples]
 
     def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
@@ -269,16 +268,10 @@ class DeviceDecoder:
         """
         check_batch(self, batch, logit_rows)
         step = self.buffer.load(batch, logit_rows)
-        self.graphs.run(("forward", step.tier), partial(self.compute, step))
+        self.graphs.run(("forward", step.tier), partial(self.network.forward, step))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        return self.network.logits_of(len(logit_rows))
-
-    def compute(self, step: StepArrays) -> None:
-        """Queue a step's forward: every row, and the logits of its logit rows."""
-        self.network.hidden(step)
-        if step.tier.samples:
-            self.network.logits(step)
+        return self.network.logits(len(logit_rows))
 
 
 # The self-test

@@ -41,7 +41,7 @@ from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
 from specdec.models import device_weights
-from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork
 from specdec.models.device_step import HostMirror
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
@@ -167,13 +167,13 @@ def test_the_device_works_while_sampling_is_prepared_and_the_controller_learns()
         return mock.patch.object(owner, method, call)
 
     with (
-        noted(DeviceDecoder, "compute"),
+        noted(DeviceNetwork, "forward"),
         noted(SequenceSampling, "row"),
         noted(HostMirror, "wait"),
         noted(StepTracer, "add"),
     ):
         run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
-    assert log == ["compute", "row", "wait", *["compute", "row", "add", "wait"] * 2, "add"]
+    assert log == ["forward", "row", "wait", *["forward", "row", "add", "wait"] * 2, "add"]
 
 
 @pytest.mark.parametrize(("capability", "hip"), [((8, 0), None), ((9, 4), "6.2")], ids=["A100", "MI300"])
@@ -472,8 +472,8 @@ def test_a_step_does_not_synchronize(top: int | None) -> None:
     table, needs = decoder.buffer.load_table(step.tier.samples, samplings)
     outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, top, 63, decoder.device)
     with recorded_launches() as launches, NoHostRead(decoder.device.type):
-        decoder.compute(step)
-        verifier.decide(step, table, needs, decoder.network.logits_of(step.tier.samples), outputs)
+        decoder.network.forward(step)
+        verifier.decide(step, table, needs, decoder.network.logits(step.tier.samples), outputs)
     names = [launch.kernel.__name__ for launch in launches]
     assert names[0] == "scan_paths_kernel"
     assert names[-1] == "move_kv_kernel"

@@ -152,8 +152,8 @@ def test_the_library_computes_the_same() -> None:
     batch = ForwardBatch.build([BatchEntry([5, 9, 7], [-1, 0, 0], 0, [1])])
     ours = decoder.forward(batch, range(3)).clone()
     step = decoder.buffer.load(batch, range(3))
-    library.hidden(step)
-    torch.testing.assert_close(library.logits(step)[:3], ours, atol=2e-2, rtol=2e-2)
+    library.forward(step)
+    torch.testing.assert_close(library.logits(3), ours, atol=2e-2, rtol=2e-2)
 
 
 def test_the_library_has_no_quantised_layers() -> None:
