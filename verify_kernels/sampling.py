@@ -142,7 +142,6 @@ class RowSampling(NamedTuple):
 
 
 NO_TOKEN = -1  # the result of a row without a live logit
-MAX_LOGPROBS = 20  # tokens per row in a request's log-probabilities
 MAX_WIDTH = 64  # tokens per row that kernels return
 
 

@@ -14,15 +14,7 @@ from torch import Tensor
 
 from specdec.core.types import SamplingParams, StoppingParams, TokenLogprobs
 from specdec.errors import StageError
-from verify_kernels.sampling import (
-    MAX_LOGPROBS,
-    MAX_WIDTH,
-    NO_TOKEN,
-    RowSampling,
-    SamplingKernels,
-    SamplingPolicy,
-    SequenceEdits,
-)
+from verify_kernels.sampling import MAX_WIDTH, NO_TOKEN, RowSampling, SamplingKernels, SamplingPolicy, SequenceEdits
 
 # The sampling parameters that the kernels use; the seed is the sample's.
 _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f in fields(SamplingParams)} - {"seed"}
@@ -157,10 +149,10 @@ class Sampler:
         log-probabilities; None: not requested, or there is no token.
 
         logits: float32 [rows, vocab] in the kernels' memory. top_logprobs: by row, how many of the best tokens to
-        report besides the chosen one, at most 20; None: no log-probabilities.
+        report besides the chosen one, at most 20 (`OutputParams`); None: no log-probabilities.
 
         Raises:
-            ValueError: ``logits`` is of another type or shape, or more than 20 log-probabilities are requested.
+            ValueError: ``logits`` is of another type or shape.
         """
         _check(logits, rows)
         if not rows:
@@ -194,11 +186,9 @@ class Sampler:
         wanted = [r for r, top in enumerate(top_logprobs) if top is not None and tokens[r] != NO_TOKEN]
         if not wanted:
             return result
-        tops = [top for top in top_logprobs if top is not None]
-        if not 0 <= min(tops) <= max(tops) <= MAX_LOGPROBS:
-            raise ValueError(f"top_logprobs: must be within 0 to {MAX_LOGPROBS}, got {max(tops)}")
+        most = max(top for top in top_logprobs if top is not None)
         chosen_rows = logits if len(wanted) == len(tokens) else logits[wanted]
-        chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], max(tops))
+        chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], most)
         for at, r in enumerate(wanted):
             top = top_logprobs[r]
             best = _pairs(ids[at, :top], values[at, :top])
