@@ -205,13 +205,14 @@ TRACE_STEPS = 1024  # steps kept in memory, for `GetTrace` and the playground
 
 class TraceLog:
     """The last ``steps`` steps; all steps go to ``writer``. ``keeps_replay``: whether steps need a `step_record`.
+    ``began_s``: start of the engine, by its clock.
 
     The file ends with the first step that cannot be written, as on a full disk.
     """
 
-    def __init__(self, steps: int, writer: TraceWriter | None = None) -> None:
+    def __init__(self, steps: int, writer: TraceWriter | None = None, began_s: float = 0.0) -> None:
         self._ring: deque[StepTrace] = deque(maxlen=steps)
-        self._writer = writer
+        self._writer, self.began_s = writer, began_s
         self.keeps_replay = writer is not None
         self.enabled = steps > 0 or writer is not None
         self.count = 0

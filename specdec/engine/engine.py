@@ -77,7 +77,7 @@ class Engine:
     def _new_step(self) -> Step:
         speculation = self._speculation
         return Step(
-            self._scheduler, self._kv, speculation.manager, speculation.drafting, self._verifier, speculation.tracer,
+            self._scheduler, self._kv, speculation.manager, speculation.drafting, self._verifier, speculation.trace,
             self._parts.clock, self._pace,
         )  # fmt: skip
 

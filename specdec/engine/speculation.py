@@ -23,7 +23,6 @@ from specdec.engine.disk_cache import DiskCache
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
-from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepVerifier
 from specdec.errors import ConfigError
 from specdec.grammar.compiler import GrammarCompiler
@@ -83,9 +82,9 @@ class Speculation:
 
     def __init__(self, parts: EngineParts, costs: StepCosts) -> None:
         self._parts, self._config = replace(parts, drafters=()), parts.config.speculation
-        self._began_s = parts.clock()
+        began_s = parts.clock()
         controller = self._new_controller(parts.drafters, costs, parts.learned)
-        self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller))
+        self.trace = TraceLog(parts.trace_steps, self._trace_writer(controller), began_s)
         self._assemble(parts.drafters, controller)
 
     def swap(self, draft: LoadedDraft | None) -> None:
@@ -145,4 +144,3 @@ class Speculation:
         cells = controller.estimates.calibration.size
         self.manager = DrafterManager(drafters, self._parts.info.vocab_size, STALL_MS, cells=cells)
         self.drafting = self._parts.drafting(self.manager, controller)
-        self.tracer = StepTracer(self.trace, self._began_s) if self.trace.enabled else None

@@ -80,12 +80,12 @@ class Step:
         drafters: DrafterManager,
         drafting: Drafting,
         verifier: StepVerifier,
-        tracer: StepTracer | None,
+        trace: TraceLog,
         clock: Callable[[], float],
         pace: PrefillPace,
     ) -> None:
         self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
-        self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
+        self._verifier, self._trace, self._clock, self._pace = verifier, trace, clock, pace
         self._lap_s = 0.0
         self._timed: StepTimes | None = None  # the step that the prefill pace has yet to observe
         self._deferred: tuple[Proposals, StepResult] | None = None  # the step that the controller has yet to observe
@@ -237,8 +237,8 @@ class Step:
             if proposals.step is not None:
                 took_ms = self._drafting.learn(proposals, outcome)
                 self._learn_ms = 0.0 if self._verifier.overlaps else took_ms
-            if self._tracer is not None:
-                self._tracer.add(proposals, outcome, result)
+            if self._trace.enabled:
+                self._trace.add(step_trace(self._trace, proposals, outcome, result))
         except Exception:
             logger.exception("the controller or the trace failed; a step is missing from them")
 
@@ -277,45 +277,35 @@ def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> Step
     )
 
 
-class StepTracer:
-    """Writes steps to the trace. began_s: start of the engine, by its clock."""
-
-    def __init__(self, log: TraceLog, began_s: float) -> None:
-        self._log, self._began_s = log, began_s
-
-    def add(self, out: Proposals, outcome: Outcome, result: StepResult) -> None:
-        """Add a step that sampled tokens."""
-        trees = [tree for tree in out.trees if tree is not None]
-        plan, step = out.plan, out.step
-        drafted = {} if step is None else step.drafted
-        replay = {}
-        if self._log.keeps_replay and step is not None and plan is not None:
-            replay = step_record(step, plan, outcome, out.late)
-        self._log.add(
-            StepTrace(
-                step=self._log.count,
-                at_s=round(result.began_s - self._began_s, 6),
-                sequences=len(trees),
-                rows=outcome.rows,
-                prefill_rows=outcome.rows - sum(len(tree) for tree in trees),
-                context=outcome.context,
-                candidates=plan.candidates if plan else 0,
-                budget=plan.budget if plan else 0,
-                predicted_tokens=plan.predicted_tokens if plan else float(len(trees)),
-                realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
-                predicted_draft_ms=out.predicted_draft_ms,
-                realised_draft_ms=result.draft_ms,
-                predicted_verify_ms=plan.verify_ms if plan else math.nan,
-                realised_verify_ms=outcome.verify_ms,
-                plan_ms=result.plan_ms,
-                commit_ms=result.commit_ms,
-                control_ms=out.control_ms,
-                drafters=[
-                    _drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.ran
-                ],
-                replay=replay,
-            )
-        )
+def step_trace(log: TraceLog, out: Proposals, outcome: Outcome, result: StepResult) -> StepTrace:
+    """The next entry of ``log``: a step that sampled tokens."""
+    trees = [tree for tree in out.trees if tree is not None]
+    plan, step = out.plan, out.step
+    drafted = {} if step is None else step.drafted
+    replay = {}
+    if log.keeps_replay and step is not None and plan is not None:
+        replay = step_record(step, plan, outcome, out.late)
+    return StepTrace(
+        step=log.count,
+        at_s=round(result.began_s - log.began_s, 6),
+        sequences=len(trees),
+        rows=outcome.rows,
+        prefill_rows=outcome.rows - sum(len(tree) for tree in trees),
+        context=outcome.context,
+        candidates=plan.candidates if plan else 0,
+        budget=plan.budget if plan else 0,
+        predicted_tokens=plan.predicted_tokens if plan else float(len(trees)),
+        realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
+        predicted_draft_ms=out.predicted_draft_ms,
+        realised_draft_ms=result.draft_ms,
+        predicted_verify_ms=plan.verify_ms if plan else math.nan,
+        realised_verify_ms=outcome.verify_ms,
+        plan_ms=result.plan_ms,
+        commit_ms=result.commit_ms,
+        control_ms=out.control_ms,
+        drafters=[_drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.ran],
+        replay=replay,
+    )
 
 
 def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:

@@ -30,14 +30,13 @@ from specdec.core.types import (
     SamplingParams,
     StoppingParams,
 )
-from specdec.engine import build, build_device, device_verify
+from specdec.engine import build, build_device, device_verify, step
 from specdec.engine.build import assemble, build_parts
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
 from specdec.engine.device_verify import POLICIES, RUNS, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import MemoryBudget
 from specdec.engine.platform import target_device
-from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
 from specdec.models import device_weights
@@ -170,10 +169,10 @@ def test_the_device_works_while_sampling_is_prepared_and_the_controller_learns()
         noted(DeviceNetwork, "forward"),
         noted(SequenceSampling, "row"),
         noted(HostMirror, "wait"),
-        noted(StepTracer, "add"),
+        noted(step, "step_trace"),
     ):
         run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
-    assert log == ["forward", "row", "wait", *["forward", "row", "add", "wait"] * 2, "add"]
+    assert log == ["forward", "row", "wait", *["forward", "row", "step_trace", "wait"] * 2, "step_trace"]
 
 
 @pytest.mark.parametrize(("capability", "hip"), [((8, 0), None), ((9, 4), "6.2")], ids=["A100", "MI300"])

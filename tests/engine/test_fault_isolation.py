@@ -39,7 +39,6 @@ from specdec.engine import step
 from specdec.engine.engine import Engine
 from specdec.engine.profile_cache import LearnedProfile
 from specdec.engine.propose import Drafting
-from specdec.engine.step import StepTracer
 from specdec.grammar.state import GrammarState, TokenHealing
 from tests.core.kv_cache.invariants import check_pages
 from tests.engine.tiny_engine import drain, failures, run_all, tiny_engine, tiny_parts, tokens_of
@@ -78,7 +77,7 @@ CALLS: list[tuple[type | ModuleType, str, str]] = [
     (Controller, "decide", ""),
     (Controller, "odds", ""),
     (Controller, "observe", ""),
-    (StepTracer, "add", ""),
+    (step, "step_trace", ""),
     (step, "step_record", ""),
     (TraceLog, "add", ""),
     (TraceWriter, "write", ""),

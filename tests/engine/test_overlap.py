@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec.control.prefill_pace import PrefillPace, StepTimes
-from specdec.control.trace import replay_file
+from specdec.control.trace import StepTrace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.engine import step
 from specdec.engine.engine import Engine
-from specdec.engine.step import StepTracer
 from tests.engine.late_verifier import LateVerifier
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
 
@@ -46,13 +45,13 @@ def late_engine(log: list[str], fails_at: int = -1, trace_file: Path | None = No
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A log of the verifier's calls and of when a step is learned from and traced."""
     calls: list[str] = []
-    add: Callable[..., None] = StepTracer.add
+    original = step.step_trace
 
-    def written(tracer: StepTracer, *arguments: Any) -> None:
+    def traced(*arguments: Any) -> StepTrace:
         calls.append("learn")
-        add(tracer, *arguments)
+        return original(*arguments)
 
-    monkeypatch.setattr(StepTracer, "add", written)
+    monkeypatch.setattr(step, "step_trace", traced)
     return calls
 
 
