@@ -21,10 +21,15 @@ inline wordv nibbles(const uint8_t* pair, int64_t slice, int j) {
 template <int G>
 constexpr float place = G & 1 ? 1.0f / HIGH : 1.0f;  // factor of the scale of levels from `nibbles`
 
-struct Q4_0 {
+// OFFSET of levels in even and in odd groups; levels without one have a low end.
+template <int EVEN, int ODD = EVEN>
+struct Levels {
+  static constexpr bool LOW = EVEN == 0;
+  static constexpr int OFFSET = EVEN, ODD_OFFSET = ODD;
+};
+
+struct Q4_0 : Levels<8, 8 * HIGH> {
   static constexpr int BITS = 4, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;
-  static constexpr bool LOW = false;
-  static constexpr int OFFSET = 8, ODD_OFFSET = 8 * HIGH;  // of levels, in even and in odd groups
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
@@ -47,10 +52,8 @@ inline wordv fifth_bits(const uint8_t* plane, int64_t slice, int j) {
   return (j < 4 ? bits << (4 - j) : bits >> (j - 4)) & all_bytes(0x10);
 }
 
-struct Q5_0 {
+struct Q5_0 : Levels<16> {
   static constexpr int BITS = 5, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 2 * 32;
-  static constexpr bool LOW = false;
-  static constexpr int OFFSET = 16, ODD_OFFSET = 16;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) {
     return nibbles<G, true>(u, slice, j) | fifth_bits(u + NIBBLES + 64 * G, slice, j);
@@ -67,10 +70,8 @@ struct Q5_1 : Q5_0 {
   static floatv low(const uint8_t* u, int64_t slice) { return halfs(u + NIBBLES + 192 + 32 * G + 2 * slice); }
 };
 
-struct Q8_0 {
+struct Q8_0 : Levels<128> {
   static constexpr int BITS = 8, GROUPS = 2, SCALES = 1, BYTES = 2 * GROUP * HALF + 2 * 32;
-  static constexpr bool LOW = false;
-  static constexpr int OFFSET = 128, ODD_OFFSET = 128;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) {
     return load_bytes(u + GROUP * HALF * G + 64 * j + 4 * slice);
@@ -79,10 +80,8 @@ struct Q8_0 {
   static floatv scale(const uint8_t* u, int64_t slice, int) { return halfs(u + 1024 + 32 * G + 2 * slice); }
 };
 
-struct Q4_K {
+struct Q4_K : Levels<0> {
   static constexpr int SMALL = 4 * NIBBLES, BITS = 4, GROUPS = 8, SCALES = 1, BYTES = SMALL + 2 * 128 + 2 * 32;
-  static constexpr bool LOW = true;
-  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
   template <int G>
@@ -95,11 +94,9 @@ struct Q4_K {
   }
 };
 
-struct Q5_K {
+struct Q5_K : Levels<0> {
   static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 512, BITS = 5, GROUPS = 8, SCALES = 1;
   static constexpr int BYTES = SMALL + 2 * 128 + 2 * 32;
-  static constexpr bool LOW = true;
-  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) {  // bit g of the plane's j-th register
     const wordv bits = load_bytes(u + PLANE + 64 * j + 4 * slice);
@@ -118,11 +115,9 @@ struct Q5_K {
 
 // As in the file four groups share 1,024 bytes: the low halves hold groups 0 and 1, the high ones 2 and 3; two bits of
 // each of the four lie in one byte of the plane. A scale serves 16 inputs.
-struct Q6_K {
+struct Q6_K : Levels<32> {
   static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 1024, BITS = 6, GROUPS = 8, SCALES = 2;
   static constexpr int BYTES = SMALL + 256 + 64;
-  static constexpr bool LOW = false;
-  static constexpr int OFFSET = 32, ODD_OFFSET = 32;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) {
     constexpr int UP = 4 - 2 * (G % 4);  // to where the two bits belong
@@ -139,11 +134,9 @@ struct Q6_K {
 
 // A scale and a zero point, the level that stands for 0, per SIZE inputs: GPTQ, AWQ and the like.
 template <int SIZE>
-struct U4 {
+struct U4 : Levels<0> {
   static constexpr int ENDS = 128 / SIZE, SMALL = 2 * NIBBLES, BITS = 4, GROUPS = 4, SCALES = 1;
   static constexpr int BYTES = (SMALL + 48 * ENDS + 63) / 64 * 64;
-  static constexpr bool LOW = true;
-  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
   template <int G>
@@ -159,11 +152,10 @@ struct U4 {
 
 // A draft model's rounded levels of three bits, of four groups in twelve registers. Of every byte the low three bits are
 // one level, the next three another, left eight times too large where that is allowed, and the top two part of a third.
-struct Q3_0 {
-  static constexpr int TIMES = HIGH == 1 ? 1 : 8, DOWN = HIGH == 1 ? 3 : 0;
+constexpr int TIMES = HIGH == 1 ? 1 : 8;
+struct Q3_0 : Levels<4, 4 * TIMES> {
+  static constexpr int DOWN = HIGH == 1 ? 3 : 0;
   static constexpr int LEVELS = 12 * 64, BITS = 3, GROUPS = 4, SCALES = 1, BYTES = LEVELS + 4 * 32;
-  static constexpr bool LOW = false;
-  static constexpr int OFFSET = 4, ODD_OFFSET = 4 * TIMES;
   template <int G>
   static wordv level(const uint8_t* u, int64_t slice, int j) {
     const auto at = [&](int i) { return load_bytes(u + 64 * i + 4 * slice); };
