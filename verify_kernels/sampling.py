@@ -141,6 +141,8 @@ class RowSampling(NamedTuple):
     mask: NDArray[np.uint32] | None = None  # the node's own in place of ``edits.mask``; needs ``edits``
 
 
+Tokens = NDArray[np.int32]
+Logprobs = NDArray[np.float64]
 NO_TOKEN = -1  # the result of a row without a live logit
 MAX_WIDTH = 64  # tokens per row that kernels return
 
@@ -152,21 +154,17 @@ class SamplingKernels(Protocol):
     count as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
     """
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Tokens:
         """The token each row takes; int32 [rows]. Greedy: the lowest id of the largest processed logit."""
 
-    def children(
-        self, logits: Tensor, rows: Sequence[RowSampling], width: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Tokens, Logprobs]:
         """The best ``width`` <= 64 tokens by z + noise under the row's filters (by logit when greedy), best first.
 
         Returns ids int32 [rows, width], padded with NO_TOKEN, and their log-probabilities float64 [rows, width] in
         the processed and filtered distribution (greedy: softmax of the processed logits).
         """
 
-    def logprobs(
-        self, logits: Tensor, tokens: NDArray[np.int32], top: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
+    def logprobs(self, logits: Tensor, tokens: Tokens, top: int) -> tuple[Logprobs, Tokens, Logprobs]:
         """log softmax of the logits as they are: of ``tokens`` int32 [rows], and the best ``top`` <= 20 per row.
 
         Returns chosen float64 [rows], ids int32 [rows, top] padded with NO_TOKEN, values float64 [rows, top], by

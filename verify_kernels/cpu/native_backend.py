@@ -16,7 +16,7 @@ from verify_kernels.backend import AttentionSpec, BoundLayers, ExpertsSpec, Laye
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import CHUNK_K, FITS, DraftKind, Embedding, PackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP
-from verify_kernels.sampling import NO_TOKEN, RowSampling
+from verify_kernels.sampling import NO_TOKEN, Logprobs, RowSampling, Tokens
 
 
 class LinearArgs(ctypes.Structure):
@@ -223,15 +223,13 @@ class NativeSampling:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library, self._threads = library, threads
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Tokens:
         tokens = np.empty(len(rows), np.int32)
         records, path = _pack(rows)
         self._library.sd_sample_rows(*self._where(logits), records, path.ctypes.data, tokens.ctypes.data)
         return tokens
 
-    def children(
-        self, logits: Tensor, rows: Sequence[RowSampling], width: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Tokens, Logprobs]:
         ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
         records, path = _pack(rows)
         self._library.sd_sample_children(
@@ -239,9 +237,7 @@ class NativeSampling:
         )
         return ids, values
 
-    def logprobs(
-        self, logits: Tensor, tokens: NDArray[np.int32], top: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
+    def logprobs(self, logits: Tensor, tokens: Tokens, top: int) -> tuple[Logprobs, Tokens, Logprobs]:
         tokens = np.ascontiguousarray(tokens, np.int32)
         chosen = np.empty(len(tokens))
         ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
-from verify_kernels.sampling import NO_TOKEN, RowSampling
-
-Ids = NDArray[np.int32]
-Values = NDArray[np.float64]
+from verify_kernels.sampling import NO_TOKEN, Logprobs, RowSampling, Tokens
 
 
 class TritonSampling:
@@ -29,7 +25,7 @@ class TritonSampling:
         self._plan_of = plan_of
         self._workspaces: dict[int, SamplingWorkspace] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Ids:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Tokens:
         """One token per row."""
         if not rows:
             return np.zeros(0, np.int32)
@@ -39,7 +35,7 @@ class TritonSampling:
         sampling.sample(here, table, SamplingNeeds.of(rows), workspace, tokens)
         return _host(tokens)
 
-    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Ids, Values]:
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Tokens, Logprobs]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
         ids, values = self._ids(len(rows), width), self._values(len(rows), width)
         if rows and width:
@@ -48,7 +44,7 @@ class TritonSampling:
             sampling.children(here, table, SamplingNeeds.of(rows), workspace, ids, values)
         return _host(ids), _host(values)
 
-    def logprobs(self, logits: Tensor, tokens: Ids, top: int) -> tuple[Values, Ids, Values]:
+    def logprobs(self, logits: Tensor, tokens: Tokens, top: int) -> tuple[Logprobs, Tokens, Logprobs]:
         """log softmax of the unprocessed logits."""
         rows = len(tokens)
         chosen, ids, values = self._values(rows), self._ids(rows, top), self._values(rows, top)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.noise import gumbel, log_of_weight, softmax_weights
-from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingPolicy, SequenceEdits
+from verify_kernels.sampling import NO_TOKEN, Logprobs, RowSampling, SamplingPolicy, SequenceEdits, Tokens
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -19,13 +19,11 @@ LIMIT = np.float32(1e30)
 class ReferenceSampling:
     """`SamplingKernels` in numpy. Filters work on (z falling, id rising) order, of which each keeps a prefix."""
 
-    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> NDArray[np.int32]:
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> Tokens:
         pairs = zip(logits.cpu().numpy(), rows, strict=True)
         return np.asarray([self._token(row, how) for row, how in pairs], np.int32)
 
-    def children(
-        self, logits: Tensor, rows: Sequence[RowSampling], width: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Tokens, Logprobs]:
         ids = np.full((len(rows), width), NO_TOKEN, np.int32)
         values = np.full((len(rows), width), -np.inf)
         for at, (row, how) in enumerate(zip(logits.cpu().numpy(), rows, strict=True)):
@@ -33,9 +31,7 @@ class ReferenceSampling:
             ids[at, : len(tokens)], values[at, : len(tokens)] = tokens, logprobs
         return ids, values
 
-    def logprobs(
-        self, logits: Tensor, tokens: NDArray[np.int32], top: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
+    def logprobs(self, logits: Tensor, tokens: Tokens, top: int) -> tuple[Logprobs, Tokens, Logprobs]:
         chosen = np.full(len(tokens), -np.inf)
         ids = np.full((len(tokens), top), NO_TOKEN, np.int32)
         values = np.full((len(tokens), top), -np.inf)
@@ -57,7 +53,7 @@ class ReferenceSampling:
         best = int(np.argmax(z))
         return best if np.isfinite(z[best]) else NO_TOKEN
 
-    def _best(self, row: Row, how: RowSampling, width: int) -> tuple[Ids, NDArray[np.float64]]:
+    def _best(self, row: Row, how: RowSampling, width: int) -> tuple[Ids, Logprobs]:
         policy = how.policy
         z = processed_logits(row, how)
         if policy.temperature == 0:
@@ -147,7 +143,7 @@ def min_p(z: Row, order: Ids, log_min_p: float) -> Ids:
     return order[z[order] >= z[order[0]] + np.float32(log_min_p)]
 
 
-def log_softmax(z: Row, support: Ids) -> NDArray[np.float64]:
+def log_softmax(z: Row, support: Ids) -> Logprobs:
     """log softmax of ``z`` over ``support`` (by falling z); float64 [vocab], meaningful on ``support``."""
     best = z[support[0]]
     normaliser = log_of_weight(int(softmax_weights(z[support] - best).sum()))
