@@ -169,7 +169,7 @@ class StepFigures:
         for entries in (n for n in BATCHES if n <= decoder.buffer.tiers.largest.entries):
             rows = entries * TREE
             firsts = list(range(0, rows, TREE))
-            step = StepRows(self._batch(entries, TREE), list(range(rows)), firsts, firsts, [0] * entries)
+            step = StepRows(self._batch(entries, TREE), list(range(rows)), firsts, [0] * entries)
             samplings = [RowSampling(SamplingPolicy(0, temperature=0.0), 100)] * rows
 
             def once(step: StepRows = step, samplings: list[RowSampling] = samplings) -> None:

@@ -90,7 +90,7 @@ class DeviceVerifier(StepVerifier):
     def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """See `StepVerifier.start`."""
         rows = StepRows.of(entries, trees)
-        self._first_rows = rows.first_rows
+        self._entry_start = rows.batch.entry_start
         tops = [entry.seq.request.output.logprobs for entry in entries]
         faults: dict[int, StageError] = {}
         outputs = self.queue(rows, partial(_samplings, entries, trees, faults), tops)
@@ -237,7 +237,7 @@ def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top:
     """Run one chain of ``rows`` rows: a tree if it is sampled, else a prompt."""
     entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
     sampled = list(range(len(samplings)))
-    step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])
+    step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0 if sampled else -1])
     outputs = verifier.queue(step, lambda: samplings, [top])
     if sampled:
         outputs.mirror.wait()

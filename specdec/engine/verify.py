@@ -38,15 +38,13 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of one forward. The last three lists are by entry."""
+    """The rows of one forward. The last two lists are by entry."""
 
     batch: ForwardBatch
     logit_rows: list[int]
     """Rows of all tree nodes."""
     offsets: list[int]
     """Index in `logit_rows` of the tree's root."""
-    first_rows: list[int]
-    """The entry's first row in the batch."""
     roots: list[int]
     """The entry's row that is the tree's root; -1: no tree."""
 
@@ -56,13 +54,11 @@ class StepRows:
         batch_entries: list[BatchEntry] = []
         logit_rows: list[int] = []
         offsets: list[int] = []
-        first_rows: list[int] = []
         roots: list[int] = []
         row = 0
         for entry, tree in zip(entries, trees, strict=True):
             seq, prefill = entry.seq, entry.prefill
             offsets.append(len(logit_rows))
-            first_rows.append(row)
             roots.append(-1 if tree is None else prefill)
             if tree is not None and not prefill:  # most entries of most steps
                 tokens, parents = tree.tokens, tree.parents
@@ -77,7 +73,7 @@ class StepRows:
                 logit_rows += range(row + prefill, row + rows)
             row += rows
             batch_entries.append(BatchEntry(tokens, parents, seq.n_computed, seq.pages))
-        return StepRows(ForwardBatch.build(batch_entries), logit_rows, offsets, first_rows, roots)
+        return StepRows(ForwardBatch.build(batch_entries), logit_rows, offsets, roots)
 
 
 class StepVerifier(ABC):
@@ -88,7 +84,7 @@ class StepVerifier(ABC):
 
     def __init__(self, decoder: TargetDecoder) -> None:
         self._decoder = decoder
-        self._first_rows: list[int] = []  # by entry of the last step
+        self._entry_start = np.zeros(0, np.int32)  # `ForwardBatch.entry_start` of the last step
 
     @property
     def keeps_aux_states(self) -> bool:
@@ -98,13 +94,13 @@ class StepVerifier(ABC):
     def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """Hidden states of the last step's entry ``index``: the first ``count`` of its prompt rows, root and accepted
         path, float32 [count, layers * hidden] in CPU memory."""
-        first = self._first_rows[index]
+        first = int(self._entry_start[index])
         rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
     def final_states(self, index: int, rows: range) -> NDArray[np.float64]:
         """Hidden states after the final norm of ``rows`` of the last step's entry ``index``, [rows, hidden]."""
-        first = self._first_rows[index]
+        first = int(self._entry_start[index])
         return self._decoder.final_states(slice(first + rows.start, first + rows.stop))
 
     @abstractmethod
@@ -144,7 +140,7 @@ class Verifier(StepVerifier):
         The roots come first: all of them are sampled, and rows side by side are sampled without a copy.
         """
         rows = StepRows.of(entries, trees)
-        self._first_rows = rows.first_rows
+        self._entry_start = rows.batch.entry_start
         firsts = {first for first, tree in zip(rows.offsets, trees, strict=True) if tree is not None}
         order = sorted(range(len(rows.logit_rows)), key=lambda at: at not in firsts)
         place = {at: i for i, at in enumerate(order)}

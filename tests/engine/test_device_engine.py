@@ -449,7 +449,7 @@ def test_another_kind_of_sampling_captures_no_forward_again() -> None:
     assert isinstance(decoder, DeviceDecoder)
     assert isinstance(verifier, DeviceVerifier)
     batch = ForwardBatch.build([BatchEntry([1], [-1], 0, [0])])
-    rows, keys = StepRows(batch, [0], [0], [0], [0]), set()
+    rows, keys = StepRows(batch, [0], [0], [0]), set()
     with mock.patch.object(decoder.graphs, "run", lambda key, work: keys.add(key)):
         for policy in POLICIES:
             for top in (None, TOP):
