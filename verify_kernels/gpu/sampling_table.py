@@ -140,17 +140,7 @@ class SamplingTable:
     edits: Tensor  # int32 [rows, EDIT_WORDS], the row's lists in ``pool``; see `SamplingPool`
     pool: Tensor  # int32 [words], masks and lists
     saved: Tensor  # float32, the logits that lists change, until they are restored
-    device_buffer: Tensor
-    host_buffer: Tensor
-    host: tuple[NDArray[Any], ...]  # the wide columns, the narrow ones, edits and pool in ``host_buffer``
-
-    @staticmethod
-    def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
-        """A table for ``rows`` rows, ``pool_words`` words of lists and masks and ``saved`` list entries."""
-        words = SamplingTable.words(rows) + max(pool_words, 1)
-        buffer = torch.zeros(words, dtype=torch.int32, device=device)
-        host = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        return SamplingTable.within(rows, buffer, host, torch.zeros(max(saved, 1), dtype=torch.float32, device=device))
+    host: tuple[NDArray[Any], ...]  # the wide columns, the narrow ones, edits and pool in the host's buffer
 
     @staticmethod
     def words(rows: int) -> int:
@@ -164,18 +154,19 @@ class SamplingTable:
         columns = {name: wide[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_WIDE.items())}
         columns |= {name: narrow[i, :rows].view(dtype) for i, (name, dtype) in enumerate(_NARROW.items())}
         host = tuple(block.numpy() for block in _blocks(host_buffer, rows))
-        return SamplingTable(
-            rows, **columns, edits=edits, pool=pool, saved=saved, device_buffer=device_buffer, host_buffer=host_buffer,
-            host=host,
-        )  # fmt: skip
+        return SamplingTable(rows, **columns, edits=edits, pool=pool, saved=saved, host=host)
 
     @staticmethod
     def of(rows: Sequence[RowSampling], device: torch.device) -> SamplingTable:
         """A table that holds exactly ``rows``."""
         pool = SamplingPool(rows)
-        table = SamplingTable.allocate(len(rows), pool.words, pool.saved, device)
+        words = SamplingTable.words(len(rows)) + max(pool.words, 1)
+        there = torch.zeros(words, dtype=torch.int32, device=device)
+        here = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        saved = torch.zeros(max(pool.saved, 1), dtype=torch.float32, device=device)
+        table = SamplingTable.within(len(rows), there, here, saved)
         used = table.write(rows, pool)
-        table.device_buffer[:used].copy_(table.host_buffer[:used], non_blocking=True)
+        there[:used].copy_(here[:used], non_blocking=True)
         return table
 
     def write(self, rows: Sequence[RowSampling], pool: SamplingPool) -> int:

@@ -194,7 +194,9 @@ def _sampling(device: torch.device) -> None:
     for vocab in sorted({shape.vocab_size for shape in RANDOM_SHAPES.values()}):
         logits, ids, best = make(rows, vocab), make.ints(rows), (make.ints(rows, 4), make(rows, 4, dtype=torch.float64))
         workspace = SamplingWorkspace.allocate(rows, SamplingPlan.of(vocab), device)
-        table = SamplingTable.allocate(rows, 16384, 64, device)
+        words = SamplingTable.words(rows) + 16384
+        buffers = [torch.zeros(words, dtype=torch.int32, device=place) for place in (device, "cpu")]
+        table = SamplingTable.within(rows, *buffers, make(64))
         for flags in itertools.product((False, True), repeat=4):
             needs = SamplingNeeds(*flags)
             sampling.sample(logits, table, needs, workspace, ids)

@@ -20,8 +20,8 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 def launches_of(name: str, place: str) -> list[RecordedLaunch]:
     rule = NoHostRead(place)
-    allocate = rule.paused()(SamplingTable.allocate)  # a table also has views of the host's memory
-    with mock.patch.object(SamplingTable, "allocate", allocate), recorded_launches() as found, rule:
+    within = rule.paused()(SamplingTable.within)  # a table also has views of the host's memory
+    with mock.patch.object(SamplingTable, "within", within), recorded_launches() as found, rule:
         ENGINE_LAUNCHES[name](torch.device(place))
     return found
 

@@ -141,18 +141,25 @@ def test_edits_equal_the_oracles_and_leave_no_trace(device: torch.device, kernel
     assert there.cpu().numpy().tobytes() == kept
 
 
-def fill(table: SamplingTable, rows: list[RowSampling]) -> SamplingNeeds:
-    """Send ``rows`` to an existing table."""
-    used = table.write(rows, SamplingPool(rows))
-    table.device_buffer[:used].copy_(table.host_buffer[:used])
-    return SamplingNeeds.of(rows)
+class LastingTable:
+    """A table of ``rows`` rows that takes batch after batch."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        words = SamplingTable.words(rows) + 4000
+        self._there, self._here = (torch.zeros(words, dtype=torch.int32, device=place) for place in (device, "cpu"))
+        self.table = SamplingTable.within(rows, self._there, self._here, torch.zeros(4000, device=device))
+
+    def fill(self, rows: list[RowSampling]) -> SamplingNeeds:
+        used = self.table.write(rows, SamplingPool(rows))
+        self._there[:used].copy_(self._here[:used])
+        return SamplingNeeds.of(rows)
 
 
 def test_the_twin_reads_the_table_like_the_kernels(device: torch.device) -> None:
     rows = edited_rows(320)
     logits = torch.randn(8, 320, generator=torch.Generator().manual_seed(7)).to(device)
-    table = SamplingTable.allocate(8, 4000, 4000, device)
-    needs = fill(table, rows)
+    lasting = LastingTable(8, device)
+    table, needs = lasting.table, lasting.fill(rows)
     workspace = SamplingWorkspace.allocate(8, SamplingPlan.of(320), device)
     results = []
     for module in (sampling, twin):
@@ -170,14 +177,14 @@ def test_the_twin_reads_the_table_like_the_kernels(device: torch.device) -> None
 
 def test_a_table_serves_batch_after_batch(device: torch.device) -> None:
     logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(8))
-    table = SamplingTable.allocate(4, 400, 400, device)
+    lasting = LastingTable(4, device)
     workspace = SamplingWorkspace.allocate(4, SamplingPlan.of(200), device)
     everything = SamplingNeeds(noise=True, filters=True, edits=True, masks=True)
     for rows in (edited_rows(192)[4:], [row(seed=9)], [row(seed=i, top_k=3) for i in range(4)]):
-        needs = fill(table, rows)
+        needs = lasting.fill(rows)
         for used in (needs, everything):  # more than is needed changes nothing
             tokens = torch.zeros(4, dtype=torch.int32, device=device)
-            sampling.sample(logits.to(device), table, used, workspace, tokens)
+            sampling.sample(logits.to(device), lasting.table, used, workspace, tokens)
             expected = ReferenceSampling().sample(logits[: len(rows)], rows).tolist()
             assert tokens.tolist() == expected + [NO_TOKEN] * (4 - len(rows))
     assert needs != everything
