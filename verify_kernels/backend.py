@@ -38,12 +38,6 @@ class KvTensors:
             return KvTensors(k, v)
         return KvTensors(k, v, *(_zeros(torch.float32, *shape, PAGE_SIZE) for _ in range(2)))
 
-    @staticmethod
-    def token_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys and values."""
-        scale = torch.float32.itemsize if dtype == torch.int8 else 0
-        return 2 * layers * kv_heads * (head_dim * dtype.itemsize + scale)
-
     def layer(self, index: int) -> KvTensors:
         """The cache of layer ``index``."""
         return KvTensors(*(None if each is None else each[index] for each in self._fields()))  # type: ignore[arg-type]

@@ -136,8 +136,9 @@ class KvPool:
 
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of a page of keys and values over all layers."""
-    return PAGE_SIZE * KvTensors.token_bytes(config.n_layers, config.n_kv_heads, config.head_dim, dtype)
+    """Bytes of a page of keys and values over all layers, in a `KvPool` or a GPU's pool."""
+    scale = torch.float32.itemsize if dtype == torch.int8 else 0
+    return 2 * PAGE_SIZE * config.n_layers * config.n_kv_heads * (config.head_dim * dtype.itemsize + scale)
 
 
 def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
