@@ -115,9 +115,7 @@ class DeviceNetwork:
         def floats(*shape: int, dtype: torch.dtype = model.weights.final_norm.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.residual = floats(
-            rows, c.hidden_size
-        )  # after the last layer, before the final norm, by the last `forward`
+        self.residual = floats(rows, c.hidden_size)  # after the last layer of a forward, before the final norm
         self._y = floats(rows, c.hidden_size)
         self._qkv, self._attended = floats(rows, c.q_size + 2 * c.kv_size), floats(rows, c.q_size)
         self._gate_up = floats(rows, 2 * c.intermediate_size)
