@@ -137,24 +137,24 @@ class RetryPolicy:
     """When to repeat a call. Of several addresses the next one is tried first, without a pause."""
 
     attempts: int = 4  # in all
-    first_s: float = 0.2  # first pause; doubles with each try, unless the server sends a hint
-    longest_s: float = LONGEST_HINT_S  # a hint beyond this ends the tries
+    first_s: float = 0.2  # first pause while a server is unavailable; doubles with each try, and is at least its hint
+    longest_s: float = LONGEST_HINT_S  # of a pause; a hint beyond this ends the tries
     jitter: float = 0.25  # pauses are up to this share longer, so that clients do not retry all at once
     unreachable: bool = True  # retry if no server answers
     resumes: int = 8  # tries in a row to resume a broken stream without a new token; 0: it is not resumed
 
     def pause_s(self, error: CallError, attempt: int, draw: float) -> float | None:
         """Seconds until the next try after try ``attempt`` (from 1); None: there is none. draw: random, in [0, 1)."""
-        if attempt >= self.attempts or error.engines_stopped >= MAX_ENGINES_STOPPED:
-            return None
         hint = error.retry_after_s
-        if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-            if hint is None:
-                return None  # a request that is too large will not fit later
-        elif error.code != grpc.StatusCode.UNAVAILABLE or not (error.reached or self.unreachable):
+        if attempt >= self.attempts or error.engines_stopped >= MAX_ENGINES_STOPPED or (hint or 0.0) > self.longest_s:
             return None
-        pause = self.first_s * 2.0 ** (attempt - 1) if hint is None else hint
-        return None if pause > self.longest_s else pause * (1.0 + self.jitter * draw)
+        pause = None
+        if error.code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            pause = hint  # none if the request is too large: it will not fit later
+        elif error.code == grpc.StatusCode.UNAVAILABLE and (error.reached or self.unreachable):
+            # A server that loads hints at a short pause again and again: those alone would soon spend all tries.
+            pause = max(hint or 0.0, min(self.first_s * 2.0 ** (attempt - 1), self.longest_s))
+        return None if pause is None else pause * (1.0 + self.jitter * draw)
 
     @property
     def resuming(self) -> RetryPolicy:

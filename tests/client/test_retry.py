@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.errors import DrainingError, PoisonRequestError, UnknownModelError
@@ -246,14 +246,19 @@ async def test_every_try_sends_the_key_and_cancelling_ends_it() -> None:
 @given(
     code=CODES, hint=st.none() | st.floats(0, 1000), attempt=st.integers(1, 9), draw=st.floats(0, 1, exclude_max=True)
 )
-def test_a_pause_is_at_least_the_servers_and_at_most_the_limit(
+@example(code=grpc.StatusCode.UNAVAILABLE, hint=1.0, attempt=6, draw=0.0)
+@example(code=grpc.StatusCode.UNAVAILABLE, hint=None, attempt=8, draw=0.0)
+@example(code=grpc.StatusCode.RESOURCE_EXHAUSTED, hint=1.0, attempt=8, draw=0.0)
+def test_bug_pauses_grow_to_the_longest_also_where_the_server_hints_at_a_shorter_one(
     code: grpc.StatusCode, hint: float | None, attempt: int, draw: float
 ) -> None:
-    policy = RetryPolicy(attempts=6, first_s=0.5, longest_s=20, jitter=0.5)
+    """A server that loads hints at a second each time: all tries were spent before it was ready."""
+    policy = RetryPolicy(attempts=9, first_s=0.5, longest_s=20, jitter=0.5)
     pause = policy.pause_s(CallError(code, "", retry_after_s=hint), attempt, draw)
-    wanted = 0.5 * 2 ** (attempt - 1) if hint is None else hint
-    again = code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.RESOURCE_EXHAUSTED and hint is not None)
-    if not again or attempt >= 6 or wanted > 20:
+    exhausted = code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    wanted = hint if exhausted and hint is not None else max(hint or 0.0, min(0.5 * 2 ** (attempt - 1), 20))
+    again = code == grpc.StatusCode.UNAVAILABLE or (exhausted and hint is not None)
+    if not again or attempt >= 9 or wanted > 20:
         assert pause is None
     else:
         assert pause is not None
