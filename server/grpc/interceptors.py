@@ -37,13 +37,11 @@ METHODS: dict[str, MethodDescriptor] = {
     for method in service.methods
 }
 """Methods of specdec by their paths."""
-_LIMITED = METHODS | {
-    f"/{health.SERVICE_NAME}/{method.name}": method
-    for method in health_pb2.DESCRIPTOR.services_by_name["Health"].methods
-}
+_OPEN = f"/{health.SERVICE_NAME}/"  # the methods that need no key
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name
+_LIMITED = METHODS | {f"{_OPEN}{name}": _HEALTH[name] for name in ("Check", "Watch")}
 """Methods whose messages are read within the limits; those of health checks come without a key."""
 _OPERATORS = frozenset(f"{OURS}v1.{name}" for name in ("AdminService", "ExperimentService"))
-_OPEN = f"/{health.SERVICE_NAME}/"  # the methods that need no key
 _INLINE_BYTES = 1 << 15  # a message up to this size is unpacked on the event loop, in 5 ms at most
 _LARGE_BYTES = 1 << 20  # larger ones are unpacked one at a time: each takes the interpreter for some 10 ms
 
@@ -74,14 +72,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
             method = _LIMITED.get(path)
             if handler is None or method is None:  # such as reflection
-                return handler
+                return None if path.startswith(_OPEN) else handler  # gRPC has no answer to Health.List
             deserializer: Any = handler.request_deserializer
             behaviour: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
             read = partial(_read, deserializer, method.input_type)
             serve = self._serve_stream if method.client_streaming else self._serve
             answer = partial(_answered, partial(serve, behaviour, read))
         if path in METHODS:
-            answer = partial(self._recorded, answer, path, dict(metadata or ()))
+            # Other texts count as absent, since no trailer could hold such an id of the call.
+            texts = {k: v for k, v in metadata or () if isinstance(v, str) and v.isascii() and v.isprintable()}
+            answer = partial(self._recorded, answer, path, texts)
         streams, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
         make: Any = streams if handler.response_streaming else unary
         made: Handler = make(answer, None, handler.response_serializer)
@@ -102,10 +102,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             check_admin(service.rpartition(".")[2])
 
     async def _recorded(
-        self, behaviour: Behaviour, path: str, metadata: dict[str, Any], request: Any, context: Context
+        self, behaviour: Behaviour, path: str, metadata: dict[str, str], request: Any, context: Context
     ) -> Any:
         endpoint, many = path.removeprefix(OURS), METHODS[path].client_streaming
-        record = self._observer.begin_call("grpc", endpoint, lambda name: str(metadata.get(name, "")), many=many)
+        record = self._observer.begin_call("grpc", endpoint, lambda name: metadata.get(name, ""), many=many)
         request_id = REQUEST_ID_HEADER, record.request_id
         context.set_trailing_metadata((request_id,))
         token, status = set_call(record), ""

@@ -79,6 +79,17 @@ async def test_health_of_an_unknown_service_is_not_found() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+async def test_bug_a_method_that_grpcs_health_servicer_leaves_out_is_not_implemented(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its callers, which need no key, got INTERNAL, and the log a traceback of each call."""
+    async with running_server() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_both_reflection_versions_list_the_services() -> None:
     async with running_server() as server:
         for version in (V1, V1ALPHA):

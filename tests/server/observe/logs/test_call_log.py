@@ -157,3 +157,34 @@ def test_a_line_names_the_key_and_metrics_need_one_too(tmp_path: Path) -> None:
     with running(keys_file=file, open_metrics=True) as server:
         assert server.client.get("/metrics").status_code == 200
         assert server.client.get("/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize("given", [b"gr\xf6\xdfe", b"a\tb"])
+async def test_bug_an_id_that_no_grpc_trailer_can_hold_is_replaced(given: bytes) -> None:
+    """HTTP/2 allows it in a header, so clients that are built on it send it; the answer was lost."""
+    headers = {
+        b":method": b"POST", b":scheme": b"http", b":path": b"/specdec.api.v1.GenerationService/Tokenize",
+        b":authority": b"x", b"te": b"trailers", b"content-type": b"application/grpc", b"x-request-id": given,
+    }  # fmt: skip
+    message = pb.TokenizeRequest(text="a").SerializeToString()
+    answer = pb.TokenizeResponse(token_ids=[2, 97]).SerializeToString()
+    block = b"".join(b"\0" + _sized(name) + _sized(value) for name, value in headers.items())
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
+    sent += _frame(1, 4, 1, block) + _frame(0, 1, 1, b"\0" + len(message).to_bytes(4) + message)
+    with logged() as lines:
+        async with running_server() as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses.grpc_port)
+            writer.write(sent)
+            async with asyncio.timeout(10):
+                await reader.readuntil(b"\0" + len(answer).to_bytes(4) + answer)
+            writer.close()
+    (line,) = lines.of("call", endpoint="v1.GenerationService/Tokenize")
+    assert (line["status"], len(line["request_id"])) == ("OK", 32)
+
+
+def _sized(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
