@@ -98,13 +98,15 @@ class CompletionSession:
         self._model.sessions.used(self._owner, session)
         action, ask_id = message.WhichOneof("action"), message.ask.id
         was_reading = self._reading_ahead
-        if action is not None:
+        if action == "ask" or message.cancel:
             await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
         if action == "ask":
             # Since the call began, the key may have been revoked or its limits changed.
             set_caller(await self._models.first.access.grpc_caller(self._context.invocation_metadata()))
         try:
             known = await self._change(session, message)
+            if action == "cancel" and not message.cancel:
+                raise InvalidRequestError.of("cancel", "must be true; leave it out otherwise, also beside an ask")
             gap = self._gap(session, message.ask) if known and action == "ask" else None
         except RequestError as error:
             await self._out.put(ask_refused(ask_id, error))

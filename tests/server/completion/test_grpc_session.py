@@ -82,8 +82,9 @@ async def test_a_mismatch_cancels_the_generation_immediately() -> None:
     [
         {"edits": pb.DocumentEdits(uri="b.py", from_version=5, version=6)},
         {"text": pb.DocumentText(uri="", version=1, text="x")},
+        {"cancel": False},  # which clients send that write out every default; it ended the request
     ],
-    ids=["out of sync", "invalid"],
+    ids=["out of sync", "invalid", "no cancel"],
 )
 async def test_a_refused_change_leaves_the_running_request_to_be_superseded(change: dict[str, Any]) -> None:
     async with running() as server:
