@@ -149,20 +149,17 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> Outcome:
 
 def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
     origin = pb.SuggestionStarted.ORIGIN_CONTINUED if suggestion.continued else pb.SuggestionStarted.ORIGIN_NEW
-    return pb.CompleteSessionResponse(
-        started=pb.SuggestionStarted(
-            ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=origin,
-            typed_characters=suggestion.typed,
-        )
-    )  # fmt: skip
+    started = pb.SuggestionStarted(
+        ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=origin, typed_characters=suggestion.typed
+    )
+    return pb.CompleteSessionResponse(started=started)
 
 
 def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
     assert suggestion.reason is not None  # the suggestion has ended
     found = {} if suggestion.finished is None else figures(suggestion.finished)
-    return pb.CompleteSessionResponse(
-        finished=pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason], **found)
-    )
+    finished = pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason], **found)
+    return pb.CompleteSessionResponse(finished=finished)
 
 
 def suggestion_dropped(ask_id: int, reason: result.FinishReason.ValueType) -> pb.CompleteSessionResponse:

@@ -127,12 +127,9 @@ class CompletionSession:
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
         if self._session is not None:
-            same = (
-                setup.session.id in ("", self._session.session_id) and setup.cache.salt == self._options.base.cache_salt
-            )
-            violations.check(
-                same, "setup.session", "must stay the same in a stream; open another one for another session"
-            )
+            same_id = setup.session.id in ("", self._session.session_id)
+            same = same_id and setup.cache.salt == self._options.base.cache_salt
+            violations.check(same, "setup.session", "must stay the same in a stream; open another for another session")
         violations.raise_if_any()
         packer = self._model.maker.packer
         if options.mode is FillMode.MIDDLE and not packer.fills_in:
