@@ -340,9 +340,8 @@ class Client:
 
     async def load(self, *, model: str = "") -> ServerLoad:
         """The engine's load."""
-        return load_of(
-            await self._connection.unary(lambda at: _Models(at).GetLoad, model_pb2.GetLoadRequest(model=model))
-        )
+        request = model_pb2.GetLoadRequest(model=model)
+        return load_of(await self._connection.unary(lambda at: _Models(at).GetLoad, request))
 
     async def trace(self, limit: int, timeout_s: float | None = None, *, model: str = "") -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last."""

@@ -173,6 +173,8 @@ _OPTIONS = [
     # Reconnect to a restarted server soon: by default gRPC waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),
+    # Leave an address where nothing answers while there is time for the next: by default a connection may take 20 s.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # Notice a server that vanished without closing its connections, so that a stream can go on elsewhere.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from server.errors import DrainingError, PoisonRequestError, UnknownModelError
 from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2
+from specdec.cli.options import CONNECT_S
 from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
 from specdec.errors import (
     ConfigError,
@@ -219,6 +220,17 @@ async def test_each_address_is_tried_once_whatever_the_policy() -> None:
         both = Connection(["127.0.0.1:1", connection.address], Credentials(), RetryPolicy(unreachable=False))
         assert await both.unary(unary, b"") == b"answer"
         await both.close()
+
+
+async def test_bug_an_address_where_nothing_answers_leaves_time_for_the_next() -> None:
+    """Such as a machine that is off, or a process that hangs."""
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    address = "{}:{}".format(*silent.sockets[0].getsockname())
+    async with talking(Script()) as (connection, unary, _):
+        both = Connection([address, connection.address], Credentials(), RetryPolicy(unreachable=False))
+        assert await both.unary(unary, b"", CONNECT_S) == b"answer"
+        await both.close()
+    silent.close()
 
 
 async def test_another_address_is_tried_without_the_pause_of_a_hint() -> None:
