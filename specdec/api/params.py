@@ -99,7 +99,7 @@ def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
 
 
 def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> AnyMessage:
-    """As `fill_params`, from ``values`` by parameter name."""
+    """As `fill_params`, from ``values`` by parameter name; raises ValueError, which names one that does not fit."""
     for place in _places(record, message.DESCRIPTOR):
         each, name, owner = place.param, place.name, message
         value = values.get(each.name)
@@ -110,14 +110,17 @@ def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> 
                 continue  # the inner message's presence may have a meaning
             owner = getattr(message, place.holder)
             owner.SetInParent()
-        if place.is_map:
-            getattr(owner, name).update(dict(value))
-        elif place.field.is_repeated:
-            getattr(owner, name).extend(value)
-        elif (enum := place.field.enum_type) is not None:
-            setattr(owner, name, enum.values_by_name[f"{place.prefix}{value.upper()}"].number)
-        else:
-            setattr(owner, name, value if each.scale == 1 else value * each.scale)
+        try:
+            if place.is_map:
+                getattr(owner, name).update(dict(value))
+            elif place.field.is_repeated:
+                getattr(owner, name).extend(value)
+            elif (enum := place.field.enum_type) is not None:
+                setattr(owner, name, enum.values_by_name[f"{place.prefix}{value.upper()}"].number)
+            else:
+                setattr(owner, name, value if each.scale == 1 else value * each.scale)
+        except (KeyError, TypeError, ValueError) as error:  # of protobuf, which does not name the field
+            raise ValueError(f"{each.path}: cannot be {value!r:.99} ({error})") from None
     return message
 
 

@@ -139,6 +139,22 @@ def test_bug_bytes_are_no_prediction_and_a_text_is_no_list_of_stops(asked: Gener
         fill_request(pb.GenerateRequest(), "x", asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"sampling": SamplingParams(top_k=-1)}, r"top_k: cannot be -1 \("),
+        ({"sampling": SamplingParams(temperature=cast(Any, "hot"))}, r"temperature: cannot be 'hot' \("),
+        ({"sampling": SamplingParams(logit_bias=((-1, 2.0),))}, r"logit_bias: cannot be \(\(-1, 2\.0\),\) \("),
+        ({"stopping": StoppingParams(stop_token_ids=(-1,))}, r"stop_token_ids: cannot be \(-1,\) \("),
+        ({"speculation": SpeculationParams(cast(Any, "fast"))}, r"mode: cannot be 'fast' \("),
+        ({"priority": 1 << 40}, r"scheduling\.priority: cannot be 1099511627776 \("),
+    ],
+)
+def test_bug_a_value_that_no_message_can_hold_names_its_field(asked: GenerateOptions, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        fill_request(pb.GenerateRequest(), "x", asked)
+
+
 def test_a_prediction_may_be_an_array() -> None:
     asked = cast(GenerateOptions, {"prediction": np.array([3, 4])})
     assert fill_request(pb.GenerateRequest(), "x", asked).prediction.token_ids.ids == [3, 4]
