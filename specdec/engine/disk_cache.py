@@ -34,6 +34,10 @@ FOLDER = "prefix"
 """Of the pages, in the cache folder."""
 
 
+CachedPage = tuple[int, bytes, bytes | None]
+"""A page in memory, its key, and the key of the page before it in its text (None: it is the first)."""
+
+
 @dataclass(slots=True, eq=False)
 class DiskLoad:
     """Pages that are read for a request."""
@@ -56,9 +60,8 @@ class DiskCache:
 
     def __init__(self, files: PageFiles, kv: KvCacheManager, memory: Seq[NDArray[np.uint8]]) -> None:
         self._files, self._kv, self._memory = files, kv, memory
-        # Page and key of each cached page, by page. Its content does not change while this very tuple stays
-        self._cached: dict[int, tuple[int, bytes]] = {}
-        self._pending: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()  # to be written; None: the end
+        self._cached: dict[bytes, CachedPage] = {}  # by key; the content does not change while this very entry stays
+        self._pending: SimpleQueue[CachedPage | None] = SimpleQueue()  # to be written; None: the end
         self._loads: list[DiskLoad] = []
         self._written = self._read = 0
         self._missed: Counter[str] = Counter()
@@ -77,13 +80,13 @@ class DiskCache:
 
     def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Queue a page that entered the cache."""
-        entry = self._cached[page] = page, key
+        entry = self._cached[key] = page, key, parent
         if key not in self._files:
             self._pending.put(entry)
 
     def removed(self, page: int, key: bytes) -> None:
         """Forget a page that left the cache. One that is not yet written is lost."""
-        self._cached.pop(page, None)
+        self._cached.pop(key, None)
 
     def flushed(self) -> None:
         """Do nothing: `removed` was called for each page."""
@@ -170,18 +173,29 @@ class DiskCache:
 
     def _write_pending(self) -> None:
         """The writer's thread, which closes the files at the end."""
-        while (entry := self._pending.get()) is not None:
-            began = time.perf_counter()
-            self._write(entry)
-            self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
+        while (last := self._pending.get()) is not None:
+            for entry in self._unwritten(last):
+                began = time.perf_counter()
+                self._write(entry)
+                self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
+                if entry[1] not in self._files:
+                    break
         self._files.close()
 
-    def _write(self, entry: tuple[int, bytes]) -> None:
+    def _unwritten(self, entry: CachedPage) -> list[CachedPage]:
+        """``entry`` behind those before it in its text that are not on disk, through which it is found: a flush or a
+        full disk has left them in memory only."""
+        chain = [entry]
+        while (key := chain[-1][2]) and key not in self._files and (before := self._cached.get(key)):
+            chain.append(before)
+        return chain[::-1]
+
+    def _write(self, entry: CachedPage) -> None:
         """Write a page unless it is on disk; one that leaves the cache before it is copied is lost."""
-        page, key = entry
+        page, key, _ = entry
         if key in self._files:
             return
-        if self._cached.get(page) is not entry:
+        if self._cached.get(key) is not entry:
             self._missed["evicted"] += 1
             return
         if time.monotonic() < self._retry_s:
@@ -190,7 +204,7 @@ class DiskCache:
         for in_memory, in_record in self._places(page, self._buffer):
             in_record[:] = in_memory
         with self._erasing:
-            if self._cached.get(page) is not entry:  # the copy may be of another content
+            if self._cached.get(key) is not entry:  # the copy may be of another content
                 self._missed["evicted"] += 1
                 return
             try:

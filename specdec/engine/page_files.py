@@ -100,6 +100,9 @@ class PageFiles:
                     raise OSError(f"{self._path(key)}: only {count} of {len(buffer)} bytes were written")
             except OSError:
                 self._remove(key)
+                if not self._folder.exists():  # someone has removed it, and all pages with it
+                    self._folder.mkdir(mode=0o700, parents=True)
+                    self._keys.clear()
                 raise
             self._keys[key] = None
             self._make_room(in_use)

@@ -87,6 +87,14 @@ def cold(asked: Request, kv_dtype: KvDtype = "auto") -> list[int]:
     return answer(tiny_engine(tiny_parts(kv_dtype=kv_dtype)), asked)[0]
 
 
+def until(met: Callable[[], bool]) -> None:
+    """Wait for what a thread of the engine does."""
+    end_s = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "prefix"
@@ -174,7 +182,7 @@ def test_a_flush_waits_for_one_page_of_a_read(folder: Path, monkeypatch: pytest.
     reads, begun, go_on = [], threading.Event(), threading.Event()
     read = PageFiles.read
 
-    def slow(files: PageFiles, key: bytes, into: NDArray[np.uint8]) -> None:
+    def slow(files: PageFiles, key: bytes, into: bytearray) -> None:
         reads.append(key)
         begun.set()
         assert go_on.wait(30)
@@ -233,6 +241,47 @@ def test_pages_in_use_are_kept_when_the_oldest_make_room(folder: Path) -> None:
     engine.close()
     engine = engine_on(folder, room=room)
     assert answer(engine, request("system", 140))[1] == 128
+    engine.close()
+
+
+def _lost_to_a_full_disk(engine: Engine, start: Request, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", _no_space)
+        answer(engine, start)
+        until(engine._parts.disk._pending.empty)  # type: ignore[union-attr]
+        until(lambda: engine.load().disk_pages_missed["write_error"] == 2)
+
+
+def _lost_to_a_flush(engine: Engine, start: Request, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are in use, so they stay in memory."""
+    monkeypatch.setattr(disk_cache, "WRITE_SHARE", 1.0)
+    engine.submit(dataclasses.replace(start, stopping=StoppingParams(max_tokens=250, ignore_eos=True)))
+    engine.step()
+    until(lambda: bool(engine.step()) and engine.load().disk_pages_written >= 2)
+    assert engine.flush_cache() == 0
+    run_all(engine, [])
+
+
+def _lost_with_the_folder(engine: Engine, start: Request, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(engine, start)
+    until(lambda: engine.load().disk_pages_written == 2)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("lost", [_lost_to_a_full_disk, _lost_to_a_flush, _lost_with_the_folder])
+def test_bug_pages_that_left_the_disk_are_written_again_before_those_behind_them(
+    folder: Path, lost: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in memory, as those of a system prompt do, and others are found through them."""
+    monkeypatch.setattr(disk_cache, "RETRY_S", 0.0)
+    start, end = request("start", 140), request("end", 200, seed=2)
+    longer = dataclasses.replace(start, request_id="longer", prompt_ids=start.prompt_ids + end.prompt_ids)
+    engine = engine_on(folder)
+    lost(engine, start, folder, monkeypatch)
+    assert answer(engine, longer)[1] >= 128
+    engine.close()
+    engine = engine_on(folder)
+    assert answer(engine, longer) == (cold(longer), 320)
     engine.close()
 
 

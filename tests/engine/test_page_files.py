@@ -227,6 +227,25 @@ def test_a_full_disk_leaves_what_was_written(folder: Path, monkeypatch: pytest.M
     assert [number for number in range(5) if readable(files, page(number))] == [1, 3]
 
 
+def test_bug_a_folder_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
+    """By someone who needs the space. What is computed from then on is on disk at the next start."""
+    files = opened(folder)
+    for number in range(3):
+        write(files, page(number))
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        write(files, page(3))
+    write(files, page(3))
+    assert [number for number in range(4) if page(number) in files] == [3]
+    assert files.n_bytes == files.record_bytes
+    write(files, page(0))
+    files.close()
+    assert (folder / MODEL).stat().st_mode & 0o777 == 0o700
+    files = opened(folder)
+    assert [number for number in range(4) if readable(files, page(number))] == [0, 3]
+    files.close()
+
+
 def write_until_killed(folder: Path) -> int:
     """The id of a child process that writes pages without end."""
     child = os.fork()
