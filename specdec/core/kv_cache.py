@@ -362,8 +362,7 @@ class KvCacheManager:
                 self._add_page(load.pages[depth - first], load.keys, depth, load.tokens, load.salt)
         pages = load.cached + load.pages
         for key, page in zip(reversed(load.keys), reversed(pages), strict=True):  # the deepest are evicted first
-            known = index.page_of.get(key)
-            if known is not None and known != page:  # computed meanwhile; it must outlive the deeper pages
+            if (known := index.page_of.get(key)) is not None:  # computed meanwhile; it must outlive the deeper pages
                 self._pool.touch(known)
             self._pool.drop(page, keep=index.key_of[page] is not None)
 

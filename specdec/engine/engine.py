@@ -136,9 +136,8 @@ class Engine:
         first = sequences[0]
         if first.ending is None:
             self._scheduler.add(sequences)  # the last call that may refuse: a refused request leaves no trace
-            self._requests.add(request, sequences)
-        else:  # the tokens of a resumed request are the whole answer, so it has one sample
-            self._requests.add(request, sequences)
+        self._requests.add(request, sequences)
+        if first.ending is not None:  # the tokens of a resumed request are the whole answer, so it has one sample
             try:
                 self._start(first)
                 self._requests.publish_held_text(first)

@@ -77,8 +77,6 @@ RETRY_S = 1.0
 """Shortest retry delay of a client that a full queue refuses; the server lengthens it by its forecast."""
 PAUSE_RATIO = 4
 """A prompt is paused for another one only if what it still has to compute is this many times as long."""
-
-
 PAGES_SHARE = 8
 """A prompt waits for common pages of at least the longest step's rows divided by this, and for at least one page. Fewer
 pages take less time than the further step: on an H200, with steps of 1,024 rows, that is the time of 170 rows."""
