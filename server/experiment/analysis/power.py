@@ -17,8 +17,8 @@ from server.experiment.stats.samples import Interval, TwoArmSample, sample_block
 
 
 class Redraw:
-    """Draws whole units with replacement. Arms are swapped at random (units with both) or reassigned (units with one),
-    so that they differ by chance only; then B's values are scaled."""
+    """Draws whole units with replacement. Arms are swapped at random (units with both) or assigned at random in their
+    recorded proportion (units with one), so that they differ by chance only; then B's values are scaled."""
 
     def __init__(self, sample: TwoArmSample) -> None:
         units = np.concatenate(sample.units)
@@ -38,9 +38,9 @@ class Redraw:
         if len(self._strata) == 1:
             in_b = self._in_b[rows] ^ (rng.random(n_units) < 0.5)[units]
         else:
-            dealt = np.ones(n_units, bool)
-            dealt[rng.permutation(n_units)[: n_units // 2]] = False
-            in_b = dealt[units]
+            # Each by itself, as experiments assign them: of few blocks, an arm may get too few.
+            share_b = len(self._strata[1]) / sum(map(len, self._strata))
+            in_b = (rng.random(n_units) < share_b)[units]
         values = self._values[rows]
         return TwoArmSample((values[~in_b], values[in_b] * factor), (units[~in_b], units[in_b]), n_units)
 

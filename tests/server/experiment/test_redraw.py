@@ -6,13 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from server.experiment.analysis import power
 from server.experiment.analysis.power import Redraw, plan_size
 from server.experiment.config import MetricTarget, Stopping
+from server.experiment.stats.quantiles import MIN_UNITS
 from server.experiment.stats.samples import Interval, TwoArmSample
-from tests.server.experiment.samples import clustered, paired_sample
-from tests.server.experiment.simulated import manifest, paired
+from tests.server.experiment.samples import paired_sample
+from tests.server.experiment.simulated import manifest, paired, switchback
 
 
 def test_pairs_stay_together_and_a_bias_of_the_capture_is_removed() -> None:
@@ -37,12 +39,30 @@ def test_units_with_several_values_are_drawn_whole() -> None:
             assert len(set(mine)) == 1
 
 
-def test_units_of_one_arm_are_split_into_random_halves() -> None:
+@pytest.mark.parametrize("share_b", [0.5, 0.1])
+def test_bug_units_of_one_arm_are_assigned_by_chance_in_the_recorded_proportion(share_b: float) -> None:
     rng = np.random.default_rng(3)
-    drawn = Redraw(clustered(30, rng)).draw(40, 1.0, rng)
-    present = drawn.present()
-    assert [int(p.sum()) for p in present] == [20, 20]
-    assert not np.any(present[0] & present[1])
+    units = np.arange(200)
+    in_b = units < 200 * share_b
+    values = np.ones(200)
+    redraw = Redraw(TwoArmSample((values[~in_b], values[in_b]), (units[~in_b], units[in_b]), 200))
+    found = []
+    for _ in range(300):
+        a, b = redraw.draw(40, 1.0, rng).present()
+        assert not np.any(a & b)
+        found.append(int(b.sum()))
+    chances = binom(40, share_b)
+    assert np.mean(found) == pytest.approx(chances.mean(), abs=0.6)
+    assert np.std(found) == pytest.approx(chances.std(), rel=0.2)
+
+
+def test_bug_the_planned_blocks_give_both_arms_enough() -> None:
+    """A large effect needs few blocks, of which chance may give an arm fewer than a verdict needs."""
+    plan = manifest(arms={"a": {}, "b": {}}, assignment={"mode": "switchback"})
+    capture = switchback(plan, 60, 5, 1.0, seed=7)
+    found = plan_size(plan, capture, MetricTarget(metric="e2e_ms"), Stopping(), 0.5, 0.8)
+    in_b = binom(found.units, 0.5)
+    assert in_b.cdf(found.units - MIN_UNITS) - in_b.cdf(MIN_UNITS - 1) >= found.power_bounds[0] >= 0.75
 
 
 @pytest.mark.parametrize("wanted", [0.98, 0.985, 0.999])
