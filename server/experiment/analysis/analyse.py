@@ -120,14 +120,16 @@ def check_guardrail(
         return _judged(guardrail, None, EVERYTHING, "no request has this metric")
     unit = f" {result.unit}" if result.unit else ""
     text = f"{brief(result.a)}{unit} in the control, {brief(result.b)}{unit} in the treatment"
-    if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:
+    interval = compared.ratio(config.stopping.alpha)
+    # A few short times say nothing of a tail: the treatment's whole interval must be negligible.
+    if result.unit == "ms" and result.a * max(1.0, interval.high) < _NEGLIGIBLE_MS:
         return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": negligible")
 
     def increase_of(ratio: float) -> float:
         """The degradation, as a share of the control's value."""
         return ratio - 1 if result.lower_is_better else 1 - ratio
 
-    low, high = sorted(map(increase_of, compared.ratio(config.stopping.alpha)))
+    low, high = sorted(map(increase_of, interval))
     seen_increase = None if result.ratio is None else increase_of(result.ratio)
     return _judged(guardrail, seen_increase, Interval(low, high), text)
 

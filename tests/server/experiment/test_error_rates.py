@@ -12,7 +12,7 @@ from scipy.stats import binom
 from server.experiment.analysis.analyse import check_guardrail
 from server.experiment.analysis.compare import compare_target, select
 from server.experiment.analysis.power import plan_size
-from server.experiment.config import Stopping
+from server.experiment.config import QUEUE, Stopping
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import sequential_ratio
 from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ratio_bounds
@@ -140,6 +140,24 @@ def test_bug_one_block_that_fails_breaks_no_guardrail(rule: str, blocks: int, su
     guardrail = plan.config.guardrails[0]
     found = check_guardrail(guardrail, select(plan.config, records), plan.config, np.random.default_rng(1))
     assert found.state == state
+
+
+@pytest.mark.parametrize("rule", ["fixed", "always_valid"])
+def test_bug_few_short_waits_hold_no_guardrail_on_the_tail(rule: str) -> None:
+    """Of the treatment's requests 3 % wait two seconds, which most runs of 20 pairs hardly see."""
+    plan = manifest(stopping={"rule": rule})
+    rng = np.random.default_rng(6)
+
+    def waits(pairs: int, long: float) -> str:
+        log = paired(plan, pairs, 1.0, seed=1)
+        late = [r.arm == "auto" and rng.random() < long for r in log.records]
+        took = np.where(late, 2.0, rng.uniform(5e-5, 1.5e-4, len(late)))
+        records = [replace(r, started=r.arrival + float(s)) for r, s in zip(log.records, took, strict=True)]
+        return check_guardrail(QUEUE, select(plan.config, records), plan.config, rng).state
+
+    held = sum(waits(20, 0.03) == "held" for _ in range(30))
+    assert held <= most(30, plan.config.stopping.alpha)
+    assert waits(800, 0.0) == "held"  # whatever the ratio of waits that nobody notices
 
 
 def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
