@@ -245,9 +245,9 @@ def _explain(guardrail: GuardrailResult) -> str:
     """A sentence about a guardrail that is open or broken."""
     low, high = map(_percent, guardrail.bounds)
     if guardrail.state == "broken":
-        meaning = f"it rose by more than the limit of {guardrail.limit:.1%}"
+        meaning = f"it got worse by more than the limit of {guardrail.limit:.1%}"
     else:
-        meaning = f"more requests are needed to rule out a rise above {guardrail.limit:.1%}"
+        meaning = f"more requests are needed to rule out that it got worse by more than {guardrail.limit:.1%}"
     return f"Guardrail {guardrail.label} is {guardrail.state}: {meaning} ({low} to {high}; {guardrail.text})."
 
 

@@ -66,7 +66,7 @@ class TargetResult(StrictModel):
 
 
 class GuardrailResult(StrictModel):
-    """``held``: an increase beyond the limit is ruled out; ``broken``: it is shown; ``open``: neither."""
+    """``held``: a change for the worse beyond the limit is ruled out; ``broken``: it is shown; ``open``: neither."""
 
     label: str
     state: Literal["held", "open", "broken"]

@@ -13,6 +13,7 @@ import pytest
 from server.experiment.analysis.analyse import analyse, decide
 from server.experiment.analysis.result import GuardrailResult, Result, TargetResult, VerdictKind, exit_code
 from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
+from server.experiment.report.render import render
 from server.experiment.stats.proportions import holm
 from server.experiment.stats.samples import ANY_RATIO, Interval
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
@@ -149,6 +150,21 @@ def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
     # twice of next to nothing is still nothing
     tiny = [replace(r, started=r.arrival + (2e-5 if r.arm == "auto" else 1e-5)) for r in log.records]
     assert analyse(median, RecordLog(tiny)).verdict.kind == "better"
+
+
+def test_bug_a_guardrail_says_that_a_fall_of_speed_is_for_the_worse() -> None:
+    limit = {"metric": "tokens_per_s@p50", "max_increase": "10%"}
+    plan = manifest(guardrails=[limit])
+    for factor, says in ((1.5, "is broken: it got worse by more than the limit of 10.0% (+"), (1.11, "is open: ")):
+        result = analyse(plan, paired(plan, 60, factor, seed=3))
+        assert says in result.verdict.reasons[1]
+        assert "rise" not in result.verdict.reasons[1]
+        assert "rose" not in result.verdict.reasons[1]
+        low, high = result.guardrails[0].bounds
+        assert low is not None
+        assert high is not None
+        assert low < 1 - 1 / factor < high
+        assert f"worse by {result.guardrails[0].increase:+.1%}" in render(result)
 
 
 def test_bug_a_verdict_beside_a_control_of_0_says_what_was_measured() -> None:
