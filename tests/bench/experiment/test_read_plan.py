@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.experiment.plan import ArmServer, open_arm, read_arm, read_plan
@@ -12,6 +14,8 @@ from server.experiment.config import parse_config
 from server.experiment.live.plan import make_plan
 from server.experiment.records import ExperimentError
 from server.experiment.stats.proportions import share_difference, share_difference_bounds
+from server.experiment.stats.quantiles import compare_quantiles, quantile_ratio_bounds
+from server.experiment.stats.samples import TwoArmSample
 from specdec.core.types import SpeculationMode
 from specdec.load.request import LoadRequest
 from tests.fake_engine import INFO
@@ -178,3 +182,19 @@ def test_the_documented_numbers_are_the_fewest(limit: float, fixed: int, always_
     assert row in (ROOT / "docs/experiments.md").read_text()
     for n, bounds in ((fixed, share_difference), (always_valid, share_difference_bounds)):
         assert bounds((0, 0), (n, n), 0.05).high <= limit < bounds((0, 0), (n - 1, n - 1), 0.05).high
+
+
+@pytest.mark.parametrize(("p", "fixed", "always_valid"), [(99, 368, 572), (95, 72, 169)])
+def test_the_documented_numbers_for_quantiles_are_the_fewest(p: int, fixed: int, always_valid: int) -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    assert re.search(rf"`queue_ms@p{p}`\D+{fixed}\D+\({always_valid}\b", text)
+    for n, bounded in ((fixed - 1, False), (fixed, True)):
+        (compared,) = compare_quantiles(_equal(n), [p / 100], 2, np.random.default_rng(1))
+        assert math.isfinite(compared.ratio(0.05).high) is bounded
+    for n, bounded in ((always_valid - 1, False), (always_valid, True)):
+        assert math.isfinite(quantile_ratio_bounds(_equal(n), p / 100, 0.05, 1000).high) is bounded
+
+
+def _equal(n: int) -> TwoArmSample:
+    ones, units = np.ones(n), np.arange(n)
+    return TwoArmSample((ones, ones), (units, units), n)
