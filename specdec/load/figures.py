@@ -52,6 +52,11 @@ def brief(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
+def percent(share: float) -> str:
+    """With as many digits as it needs, six at most."""
+    return f"{share * 100:.6g}%"
+
+
 def spread_cells(found: Mapping[str, float], columns: Seq[str]) -> list[str]:
     """The figures of a `spread` that ``columns`` name, as texts; "-" where there are no values."""
     return [brief(found[column]) if column in found else "-" for column in columns]

@@ -43,7 +43,7 @@ from server.experiment.stats.proportions import (
 )
 from server.experiment.stats.quantiles import band_half_width
 from server.experiment.stats.samples import EVERYTHING, Interval, TwoArmSample
-from specdec.load.figures import brief
+from specdec.load.figures import brief, percent
 
 SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
 
@@ -155,16 +155,9 @@ _STRETCHES = 48  # of the timeline
 
 
 def make_curves(selection: Selection, metric: str, sample: TwoArmSample, alpha: float) -> Curves:
-    if not all(sample.sizes):
-        return Curves()
-    ecdf_a, ecdf_b = (_quantiles(values) for values in sample.values)
-    units_a, units_b = sample.units_by_arm()
-    return Curves(
-        ecdf_a=ecdf_a,
-        ecdf_b=ecdf_b,
-        bands=(band_half_width(units_a, alpha), band_half_width(units_b, alpha)),
-        timeline=_timeline(selection, metric),
-    )
+    ecdf_a, ecdf_b = map(_quantiles, sample.values)
+    band_a, band_b = (band_half_width(units, alpha) for units in sample.units_by_arm())
+    return Curves(ecdf_a=ecdf_a, ecdf_b=ecdf_b, bands=(band_a, band_b), timeline=_timeline(selection, metric))
 
 
 def _quantiles(values: np.ndarray) -> tuple[float, ...]:
@@ -245,9 +238,9 @@ def _explain(guardrail: GuardrailResult) -> str:
     """A sentence about a guardrail that is open or broken."""
     low, high = map(_percent, guardrail.bounds)
     if guardrail.state == "broken":
-        meaning = f"it got worse by more than the limit of {guardrail.limit:.1%}"
+        meaning = f"it got worse by more than the limit of {percent(guardrail.limit)}"
     else:
-        meaning = f"more requests are needed to rule out that it got worse by more than {guardrail.limit:.1%}"
+        meaning = f"more requests are needed to rule out that it got worse by more than {percent(guardrail.limit)}"
     return f"Guardrail {guardrail.label} is {guardrail.state}: {meaning} ({low} to {high}; {guardrail.text})."
 
 
@@ -271,9 +264,9 @@ def _headline(kind: VerdictKind, primary: TargetResult, interval: Interval, conf
     metric, _, quantile = primary.label.partition("@")
     metric = metric.removesuffix(":mean")
     at = {"": "on average", "p50": "in the median"}.get(quantile, f"at {quantile}")
-    level = f"{1 - config.stopping.alpha:.0%} interval"
+    level = f"{percent(1 - config.stopping.alpha)} interval"
     if kind == "equivalent":
-        return f"Equivalent: {primary.label} of {arm} differs by less than {config.primary.min_effect:.1%}."
+        return f"Equivalent: {primary.label} of {arm} differs by less than {percent(config.primary.min_effect)}."
     if primary.ratio is None and primary.a == 0 and primary.b is not None:
         values = f"{primary.label} is 0 in the control and {brief(primary.b)} in {arm}"
         return f"{kind.capitalize()}: {values}, so their ratio is not defined."
@@ -297,7 +290,7 @@ def _effect(primary: TargetResult, interval: Interval, alpha: float, unit: str) 
     elif math.isinf(interval.high):
         ratio = f"there are too few {unit}s to bound their ratio"
     else:
-        ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}"
+        ratio = f"their ratio lies between {interval.low:.3f} and {interval.high:.3f} at {percent(1 - alpha)}"
     return f"{primary.label}: control {brief(primary.a)}{of}, treatment {brief(primary.b)}{of}; {ratio}."
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from server.experiment.analysis.result import Bounds, Result, TargetResult
 from server.experiment.report import charts
+from specdec.load.figures import percent
 
 _ABOUT = {
     "paired_replay": "every request was served in both arms",
@@ -28,7 +29,7 @@ def render(result: Result) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(num=_number, span=_span, share=_share, change=_change)
+    environment.filters.update(num=_number, span=_span, share=_share, percent=percent, change=_change)
     template = resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
     drawings = {
         "effect": charts.effect_chart(result),
@@ -42,7 +43,7 @@ def render(result: Result) -> str:
         groups=[(title, list(rows)) for title, rows in groupby(result.table, attrgetter("title"))],
         mode=_ABOUT[result.mode],
         settings=_settings(result),
-        level=f"{1 - result.alpha:.0%}",
+        level=percent(1 - result.alpha),
     )
 
 
@@ -56,7 +57,7 @@ def _settings(result: Result) -> list[tuple[str, str, str, bool]]:
 def _number(value: float | None, unit: str = "") -> str:
     if value is None:
         return _NOTHING
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
     return f"{value:,.{digits}f}".replace(",", " ") + (f" {unit}" if unit else "")
 
 

@@ -155,7 +155,7 @@ def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
 def test_bug_a_guardrail_says_that_a_fall_of_speed_is_for_the_worse() -> None:
     limit = {"metric": "tokens_per_s@p50", "max_increase": "10%"}
     plan = manifest(guardrails=[limit])
-    for factor, says in ((1.5, "is broken: it got worse by more than the limit of 10.0% (+"), (1.11, "is open: ")):
+    for factor, says in ((1.5, "is broken: it got worse by more than the limit of 10% (+"), (1.11, "is open: ")):
         result = analyse(plan, paired(plan, 60, factor, seed=3))
         assert says in result.verdict.reasons[1]
         assert "rise" not in result.verdict.reasons[1]
@@ -165,6 +165,23 @@ def test_bug_a_guardrail_says_that_a_fall_of_speed_is_for_the_worse() -> None:
         assert high is not None
         assert low < 1 - 1 / factor < high
         assert f"worse by {result.guardrails[0].increase:+.1%}" in render(result)
+
+
+def test_bug_small_levels_margins_and_limits_are_not_rounded_to_nothing() -> None:
+    plan = manifest(
+        primary={"metric": "e2e_ms@p50", "min_effect": 0.0004},
+        guardrails=[{"metric": "error_rate", "max_increase": 0.0002}],
+        stopping={"alpha": 0.001},
+    )
+    log = paired(plan, 60, 1.0, seed=3)
+    same = RecordLog([replace(r, end=r.arrival + 1.0) for r in log.records])
+    for each, says in ((log, "(99.9% interval)"), (same, "differs by less than 0.04%")):
+        result = analyse(plan, each)
+        assert says in result.verdict.headline
+        assert " at 99.9%" in result.verdict.reasons[0]
+        assert "worse by more than 0.02% (" in result.verdict.reasons[1]
+        assert "99.9% intervals" in (page := render(result))
+        assert ">0.02%<" in page
 
 
 def test_bug_a_verdict_beside_a_control_of_0_says_what_was_measured() -> None:

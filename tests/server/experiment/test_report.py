@@ -20,7 +20,7 @@ from server.experiment.analysis.analyse import analyse
 from server.experiment.folder import ExperimentFolder, Manifest, StoredState
 from server.experiment.records import RecordLog, RecordWriter
 from server.experiment.report.charts import Axis, short
-from server.experiment.report.render import render
+from server.experiment.report.render import _span, render
 from specdec.cli.main import cli
 from tests.server.experiment.simulated import manifest, paired
 
@@ -145,6 +145,10 @@ def test_axes_keep_order_and_range(values: list[float], logarithmic: bool) -> No
     ticks = axis.ticks()
     assert ticks == sorted(ticks)
     assert len(ticks) <= 14
+
+
+def test_bug_a_ratio_above_1_has_as_many_digits_as_one_below() -> None:
+    assert _span((0.9963, 1.0041)) == "0.996 … 1.004"
 
 
 def test_numbers_are_short() -> None:
