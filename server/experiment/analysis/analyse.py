@@ -367,7 +367,7 @@ def _table(
         found = [quantile_result(metric, sample, one, merged, alpha) for one in compared]
         rows += [row for row in found if row.label.endswith("@p50") or row.ratio_bounds[1] is not None]
         if metric == config.primary.metric:
-            curves = make_curves(selection, metric, sample, alpha)
+            curves = make_curves(selection, metric, sample.merged(merged), alpha)
     return tuple(rows), curves
 
 

@@ -15,6 +15,7 @@ from server.experiment.analysis.result import GuardrailResult, Result, TargetRes
 from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
 from server.experiment.report.render import render
 from server.experiment.stats.proportions import holm
+from server.experiment.stats.quantiles import band_half_width
 from server.experiment.stats.samples import ANY_RATIO, Interval
 from tests.server.experiment.simulated import make_record, manifest, paired, switchback
 
@@ -300,6 +301,7 @@ def test_a_drift_between_pairs_is_detected_and_reported() -> None:
     ]
     result = analyse(plan, RecordLog(drifting))
     assert result.primary.merged > 3
+    assert result.curves.bands == (pytest.approx(band_half_width(-(-200 // result.primary.merged), 0.05)),) * 2
     assert any("correlated" in note for note in result.notes)
 
 
