@@ -59,6 +59,7 @@ class Record:
     error: str = ""
     warm_up: bool = False  # not analysed; also true in a block's wash-out
     overridden: bool = False  # its caller chose the arm; not analysed
+    longest: int = 0  # tokens of the longest of several samples; 0: there is one
 
     @property
     def ok(self) -> bool:
@@ -153,7 +154,10 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "e2e_ms": Metric("Time to the end", "ms", True, lambda r: _ms(_meant(r), r.end)),
         "ttft_ms": Metric("Time to first text", "ms", True, lambda r: _ms(_meant(r), r.first_token)),
         "tpot_ms": Metric(
-            "Time per further token", "ms", True, lambda r: _ratio(_ms(r.first_token, r.end), r.tokens - 1)
+            "Time per further token",
+            "ms",
+            True,
+            lambda r: _ratio(_ms(r.first_token, r.end), (r.longest or r.tokens) - 1),
         ),
         "queue_ms": Metric("Time in the queue", "ms", True, lambda r: _ms(_meant(r), r.started)),
         "tokens_per_s": Metric(

@@ -32,6 +32,7 @@ def record_of(choice: Choice, seen: RequestRecord, clock: RunClock) -> Record:
         accepted=_accepted(seen.finished),
         status=status,
         error=error,
+        longest=max((sample.tokens for sample in seen.samples.values()), default=0),
     )
 
 

@@ -47,6 +47,7 @@ RECORDS = st.builds(
     status=st.sampled_from(["ok", "cancelled", "UNAVAILABLE"]),
     error=st.text(max_size=20),
     warm_up=st.booleans(),
+    longest=_COUNT,
 )
 
 
