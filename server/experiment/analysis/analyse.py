@@ -83,7 +83,7 @@ def sample_ratio(selection: Selection, config: ExperimentConfig) -> SampleRatio:
     arms = np.array([arm for arm, _ in sorted(first, key=first.__getitem__)], np.int64)
     a, b = (int(np.count_nonzero(arms == arm)) for arm in (0, 1))
     weights = [1.0, 1.0] if config.assignment.mode == "switchback" else [arm.weight for arm in config.arms.values()]
-    if config.stopping.rule == "always_valid":
+    if config.stopping.rule == "always_valid" and not config.assignment.pairs:  # pairs go to the arms in turns
         return SampleRatio(sequential_ratio(arms, weights), (a, b), unit)
     return SampleRatio(chi_square_ratio((a, b), weights), (a, b), unit)
 

@@ -142,6 +142,17 @@ def test_an_open_guardrail_keeps_it_going(tmp_path: Path, limit: str, why: str) 
     assert result(tmp_path).guardrails[0].state == ("open" if limit == "1%" else "held")
 
 
+def test_bug_many_at_once_are_no_wrong_shares(tmp_path: Path) -> None:
+    """A turn sends 64 requests to one arm, then to the other."""
+    stopping = {"rule": "always_valid", "max_requests": 256}
+    config = plan(load={"workload": "chat", "concurrency": 64}, stopping=stopping, guardrails=[])
+    play(tmp_path, config, noisy("a"), noisy("b"))
+    found = result(tmp_path)
+    assert found.sample_ratio_counts == (128, 128)
+    assert found.sample_ratio_p == 1
+    assert found.verdict.kind == "undecided"
+
+
 def test_other_tokens_end_it_early_where_looking_is_allowed(tmp_path: Path) -> None:
     stopping = {"rule": "always_valid", "max_requests": 2000, "min_units": 20}
     why = play(tmp_path, plan(stopping=stopping), FakeArm(), FakeArm(wrong=lambda ask: ask.name == "000003"))
