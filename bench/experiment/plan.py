@@ -213,7 +213,6 @@ def arrival_times(load: Load) -> Iterator[float]:
     return (unit / rate for unit in unit_arrivals(shape_of(load.arrivals, load.shape), load.seed))
 
 
-OPEN_TURN = 32  # requests of a turn in an open loop
 _SEEDS = 1 << 31  # number of seeds
 _WARM_UP = "w"
 
@@ -264,11 +263,9 @@ class Script:
 
     def turns(self, done: Container[int]) -> Iterator[Batch]:
         """All measured requests, except those whose numbers are ``done``."""
-        load = self._load
-        size = OPEN_TURN if load.open_loop else load.concurrency
         numbered = enumerate(itertools.islice(self.schedule(), self.planned))
         for turn in itertools.count():
-            chosen = list(itertools.islice(numbered, size))
+            chosen = list(itertools.islice(numbered, self._load.turn))
             if not chosen:
                 return
             start = chosen[0][1].offset_s

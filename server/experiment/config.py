@@ -103,6 +103,9 @@ class Assignment(StrictModel):
         return self.mode == "paired_replay" or (self.mode == "aa" and self.unit is None)
 
 
+OPEN_TURN = 32  # requests of a turn in an open loop
+
+
 class Load(StrictModel):
     """For `specdec ab run`; an experiment on live traffic ignores it.
 
@@ -139,6 +142,11 @@ class Load(StrictModel):
     @property
     def open_loop(self) -> bool:
         return self.rate is not None or self.trace is not None
+
+    @property
+    def turn(self) -> int:
+        """Requests that an arm gets before the other arm gets the same."""
+        return OPEN_TURN if self.open_loop else self.concurrency
 
 
 class MetricTarget(StrictModel):

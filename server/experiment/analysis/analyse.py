@@ -424,7 +424,7 @@ def _notes(
         notes.append("both arms shared one engine: their effect on each other is part of the difference")
     if merged > 1:
         what = f"{merged} consecutive {selection.unit_name}s"
-        notes.append(f"{what} are correlated and count as one unit; with few units, that may not suffice")
+        notes.append(f"{what} ran together or are correlated, and count as one unit; few units may not suffice")
     if config.stopping.rule == "always_valid":
         notes.append("the verdict is valid at any time; the other intervals are valid for one look")
         if config.primary.quantile is not None and selection.unit_name in ("block", "key"):

@@ -33,6 +33,11 @@ class Selection:
     n_units: int
     unit_name: str
     left_out: dict[str, int]
+    turn: int  # consecutive units that ran together
+
+    def merged(self, sample: TwoArmSample, p: float | None) -> int:
+        """How many consecutive units count as one: those that ran together, or more if they are correlated."""
+        return max(self.turn, sample_block_length(sample, p))
 
     def sample(self, metric: str) -> TwoArmSample:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
@@ -87,7 +92,8 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
     for record in sorted((r for arm in kept for r in arm), key=attrgetter("arrival")):
         number.setdefault(label(record), len(number))
     units_a, units_b = ([number[label(r)] for r in arm] for arm in kept)
-    return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, left_out)
+    turn = config.load.turn if config.assignment.pairs else 1
+    return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, left_out, turn)
 
 
 def _unit_name(config: ExperimentConfig, records: list[Record]) -> str:
@@ -131,7 +137,7 @@ def compare_target(
         }  # fmt: skip
         return Compared(result.model_copy(update=estimates), ratio)
     sample = selection.sample(target.metric)
-    merged = sample_block_length(sample, None)
+    merged = selection.merged(sample, None)
     mean = compare_means(sample.merged(merged))
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
@@ -145,7 +151,7 @@ def quantiles_of(
 ) -> tuple[TwoArmSample, list[QuantileComparison], int]:
     """Several quantiles from the same draws, their sample, and the number of consecutive units merged into one."""
     sample = selection.sample(metric)
-    merged = max(sample_block_length(sample, p) for p in {0.5, at[0]})
+    merged = max(selection.merged(sample, p) for p in {0.5, at[0]})
     draws = max(1000, min(2000, _WORK // max(1, sum(sample.sizes))))  # fewer where it would take minutes
     return sample, compare_quantiles(sample.merged(merged), at, draws, rng), merged
 

@@ -13,7 +13,7 @@ from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
-from server.experiment.stats.samples import Interval, TwoArmSample, sample_block_length
+from server.experiment.stats.samples import Interval, TwoArmSample
 
 
 class Redraw:
@@ -87,7 +87,7 @@ def plan_size(
     rng = np.random.default_rng(_SEED)
     selection = select(manifest.config, log.records)
     sample = selection.sample(target.metric)
-    merged = sample_block_length(sample, target.quantile)
+    merged = selection.merged(sample, target.quantile)
     captured = sample.n_units
     sample = sample.merged(merged)
     if sample.n_units < 2 * MIN_UNITS:

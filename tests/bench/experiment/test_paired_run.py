@@ -71,7 +71,7 @@ def test_turns_of_opposite_order(tmp_path: Path) -> None:
 
 
 def test_arrival_times_are_those_of_the_schedule_in_both_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.experiment.plan.OPEN_TURN", 5)
+    monkeypatch.setattr("server.experiment.config.OPEN_TURN", 5)
     slow = FakeArm(lambda ask: 3.0)
     play(tmp_path, plan(load={"workload": "chat", "rate": 10.0}), slow, FakeArm())
     records = logged(tmp_path).records

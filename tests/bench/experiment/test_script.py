@@ -94,7 +94,7 @@ def test_what_warmed_up_is_not_asked_again() -> None:
 
 
 def test_arrival_times_are_the_same_in_every_turn_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.experiment.plan.OPEN_TURN", 8)
+    monkeypatch.setattr("server.experiment.config.OPEN_TURN", 8)
     load = {"workload": "chat", "rate": 4.0}
     turns = list(script(load=load).turns(set()))
     assert [len(turn.asks) for turn in turns] == [8, 8, 4]

@@ -160,6 +160,27 @@ def test_bug_few_short_waits_hold_no_guardrail_on_the_tail(rule: str) -> None:
     assert waits(800, 0.0) == "held"  # whatever the ratio of waits that nobody notices
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 32}, {"rate": 4.0}])
+def test_bug_pairs_of_a_turn_share_what_disturbs_it(load: dict[str, float]) -> None:
+    """Each arm gets 32 requests, then the other gets the same; whatever slows a turn slows all of them by 5 %."""
+    plan = manifest(assignment={"mode": "aa"}, load={"workload": "chat", **load})
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(30):
+        records = []
+        for pair, base in enumerate(rng.lognormal(0, 0.5, 320)):
+            if pair % 32 == 0:
+                slower = rng.lognormal(0, 0.05, 2)
+            for arm, factor in enumerate(slower):
+                at, took = pair // 32 * 100.0 + arm * 50 + pair % 32 / 32, base * factor * rng.lognormal(0, 0.03)
+                records.append(make_record(f"{pair}-{arm}", "ab"[arm], at, took, rng, 0, pair=f"p{pair}"))
+        interval = compare_target(select(plan.config, records), plan.config.primary, plan.config.stopping, rng)
+        low, high = interval.ratio(0.05)
+        assert 0 < low < high < 2
+        alarms += not low <= 1 <= high
+    assert alarms <= most(30, 0.05)
+
+
 def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
     """A/A experiments in which the interval of the median's ratio ever excluded 1, looking after every pair: with the
     confidence sequence, and with the fixed interval that is not made for it."""
