@@ -100,7 +100,7 @@ def usage(totals: Totals) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": totals.accepted_prediction_tokens,
             "rejected_prediction_tokens": totals.rejected_prediction_tokens,
-            **({"reasoning_tokens": totals.thought_tokens} if totals.thought_tokens else {}),
+            "reasoning_tokens": totals.thought_tokens,
             **({"resumed_tokens": totals.resumed_tokens} if totals.resumed_tokens else {}),
         },
     }

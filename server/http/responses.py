@@ -205,7 +205,7 @@ def usage(totals: Totals) -> dict[str, Any]:
     """Token counts."""
     return {
         "input_tokens": totals.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": totals.cached_tokens},
+        "input_tokens_details": {"cached_tokens": totals.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": totals.output_tokens,
         "output_tokens_details": {"reasoning_tokens": totals.thought_tokens},
         "total_tokens": totals.prompt_tokens + totals.output_tokens,

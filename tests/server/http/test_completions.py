@@ -28,7 +28,7 @@ def usage(prompt: int, output: int, cached: int = 3, accepted: int = 0, rejected
         "prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected,
+            "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected, "reasoning_tokens": 0,
         },
     }  # fmt: skip
 

@@ -112,13 +112,13 @@ def test_marks_that_are_special_tokens_are_shown() -> None:
     assert not shown(Thinker())
 
 
-def reasoning_tokens(answer: dict[str, Any]) -> int | None:
-    found: int | None = answer["usage"]["completion_tokens_details"].get("reasoning_tokens")
+def reasoning_tokens(answer: dict[str, Any]) -> int:
+    found: int = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
     return found
 
 
 def test_usage_counts_the_tokens_of_thoughts(server: Server) -> None:
-    for text, count in (("<plan>ok", 6), (" <plan>>", 7), ("<plan", 5), ("<>ok", 2), ("ok <plan>", None)):
+    for text, count in (("<plan>ok", 6), (" <plan>>", 7), ("<plan", 5), ("<>ok", 2), ("ok <plan>", 0)):
         assert reasoning_tokens(server.ask(CHAT, messages=said(text))) == count
     with running(Begun) as begun:  # each further sample of the fake begins a character later
         assert reasoning_tokens(begun.ask(CHAT, messages=said("plan>ok"), n=3)) == 5 + 4 + 3

@@ -28,7 +28,7 @@ HEAD: dict[str, Any] = {
     "user": None,
 }  # fmt: skip
 USAGE = {
-    "input_tokens": 8, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 8,
+    "input_tokens": 8, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 8,
     "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 16,
 }  # fmt: skip
 
