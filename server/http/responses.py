@@ -94,7 +94,7 @@ RESPONSES_FIELDS: Table = (
     param_field(OutputParams, "logprobs", "top_logprobs"),
     Field("metadata", {**OBJECT, "description": "The answer repeats it."}),
     text_field("user"),
-    Field("truncation", {"enum": ["disabled"]}, Body.text),
+    Field("truncation", {"enum": ["auto", "disabled"]}, Body.text),
     flag_field("store", "Ignored: the answer is never kept, and says so."),
     Field("background", {"enum": [False]}, Body.flag, default=False),
     Field("previous_response_id", NOT_KEPT),
@@ -142,7 +142,7 @@ def _refuse_state(body: Body, fields: RequestFields) -> None:
     if fields.own["background"]:
         body.refuse("background", "this server answers at once and keeps nothing; leave it out")
     if fields.own.get("truncation", "disabled") != "disabled":
-        body.refuse("truncation", 'only "disabled" is served: shorten the conversation to fit the context')
+        body.warn("truncation", "nothing is left out: a conversation that exceeds the context is refused")
 
 
 def _read_input(body: Body, fields: RequestFields) -> Conversation:

@@ -176,7 +176,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("include", {"include": LOGPROBS, "tools": [TOOL]}), ("include", {"include": [5]}), ("user", {"user": 5}),
     ("previous_response_id", {"previous_response_id": "resp_1"}), ("conversation", {"conversation": "conv_1"}),
     ("prompt", {"prompt": {"id": "pmpt_1"}}), ("background", {"background": True}),
-    ("truncation", {"truncation": "auto"}), ("text", {"text": {"more": [DEEP]}}),
+    ("truncation", {"truncation": 5}), ("text", {"text": {"more": [DEEP]}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "look", "more": [DEEP]}}),
     ("store", {"store": "yes"}), ("stream", {"stream": 1}),
 ]  # fmt: skip

@@ -145,6 +145,12 @@ def test_server_side_tools_are_rejected(server: Server) -> None:
     assert [note["param"] for note in answer["warnings"]] == ["tools[1]"]
 
 
+def test_a_conversation_that_may_be_truncated_is_answered(server: Server) -> None:
+    answer = server.ask(RESPOND, input="hi", truncation="auto")
+    assert answer["output"][0]["content"] == [part(ECHO)]
+    assert (answer["truncation"], [note["param"] for note in answer["warnings"]]) == ("disabled", ["truncation"])
+
+
 def test_logprobs(server: Server) -> None:
     def token(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
