@@ -276,7 +276,7 @@ def _read_choice(body: Body, given: Body | None, names: Collection[str]) -> tupl
         return None
     if choice is None or choice == "auto":
         return ()
-    is_named = given is not None and given.raw("type") == "function"
+    is_named = given is not None and given.raw("type") in ("function", None)  # TGI's clients send no type
     if not names:
         body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
     elif not is_named and choice not in ("required", "any"):  # the latter is Mistral's word for the former

@@ -41,9 +41,10 @@ def test_tool_choice_becomes_a_grammar(parse: Any) -> None:
         assert ask.request.grammar.kind is GrammarKind.EBNF
         assert "look" in ask.request.grammar.text
         assert "find" in ask.request.grammar.text
-    ask = asked(parse, BODY | {"tool_choice": named("find")})
-    assert (ask.form.tools.required, ask.form.tools.parallel) == (("find",), False)
-    assert "look" not in ask.request.grammar.text
+    for choice in (named("find"), {"function": {"name": "find"}}):  # the latter is huggingface_hub's
+        ask = asked(parse, BODY | {"tool_choice": choice})
+        assert (ask.form.tools.required, ask.form.tools.parallel) == (("find",), False)
+        assert "look" not in ask.request.grammar.text
     assert not asked(parse, BODY | {"parallel_tool_calls": False}).form.tools.parallel
 
 
