@@ -78,6 +78,7 @@ _ALLOWED = {
     ),
     "description": "The only ones that may be called.",
 }
+_STATE = ("previous_response_id", "conversation", "prompt")
 RESPONSES_FIELDS: Table = (
     MODEL,
     Field("input", either(TEXT, listed(_ITEM, minItems=1))),
@@ -97,9 +98,7 @@ RESPONSES_FIELDS: Table = (
     Field("truncation", {"enum": ["auto", "disabled"]}, Body.text),
     flag_field("store", "Ignored: the answer is never kept, and says so."),
     Field("background", {"enum": [False]}, Body.flag, default=False),
-    Field("previous_response_id", NOT_KEPT),
-    Field("conversation", NOT_KEPT),
-    Field("prompt", NOT_KEPT),
+    *(Field(name, NOT_KEPT) for name in _STATE),
     *SAMPLING,
     *STOPPING,
     PREDICTION,
@@ -115,8 +114,7 @@ async def parse_responses(call: Call) -> ResponseAnswer:
     """What ``call`` asks for; raises as `Call.checked_request`."""
     body, fields = await call.read_request(RESPONSES_FIELDS)
     _refuse_state(body, fields)
-    for name in ("prompt", "messages"):
-        call.field_names[name] = "input"
+    call.field_names |= dict.fromkeys(("prompt", "messages"), "input")
     ids: tuple[int, ...] = ()
     tokenizer = call.model.tokenizer.loaded
     tools = read_tools(body, tokenizer, _TOOLS)
@@ -135,7 +133,7 @@ async def parse_responses(call: Call) -> ResponseAnswer:
 
 
 def _refuse_state(body: Body, fields: RequestFields) -> None:
-    for field in ("previous_response_id", "conversation", "prompt"):
+    for field in _STATE:
         if body.has(field):
             rule = "nothing is kept on this server; send the whole conversation in instructions and input"
             raise InvalidRequestError.of(field, rule)  # at once: later on `prompt` is the engine's name of the input
@@ -217,6 +215,7 @@ def end_fields(event: Finished) -> dict[str, Any]:
     cut = _CUT.get(event.reason)
     return {
         "status": "completed" if cut is None else "incomplete",
+        "completed_at": int(time()) if cut is None else None,
         "incomplete_details": None if cut is None else {"reason": cut},
     }
 
@@ -236,18 +235,26 @@ class ResponseAnswer(Answer):
         super().__init__(call, [request], stream=stream)
         self._request_id = call.request_id
         call.broken = self.failed
+        # Typed clients need all these fields of the standard, also those that are null here.
         self._answer: dict[str, Any] = {
             "id": f"resp_{call.request_id}",
             "object": "response",
             "created_at": int(time()),
             "status": "in_progress",
             "background": False,
+            "completed_at": None,
             "error": None,
+            "frequency_penalty": request.sampling.frequency_penalty,
             "incomplete_details": None,
             "max_output_tokens": request.stopping.max_tokens,
+            "max_tool_calls": None,
             "model": call.model.name,
             "output": [],
+            "presence_penalty": request.sampling.presence_penalty,
             "previous_response_id": None,
+            "prompt_cache_key": None,
+            "safety_identifier": None,
+            "service_tier": "default",
             "store": False,
             "temperature": request.sampling.temperature,
             "top_logprobs": request.output.logprobs or 0,
@@ -273,9 +280,7 @@ class ResponseAnswer(Answer):
             self.totals.thought_tokens = self._blocks.parser.thought_tokens
             self._answer |= {**end, "usage": usage(self.totals), **extras(self.totals)}
             return rest
-        return self._event("response.created", response=self._answer) + self._event(
-            "response.in_progress", response=self._answer
-        )
+        return b"".join(self._event(f"response.{kind}", response=self._answer) for kind in ("created", "in_progress"))
 
     def last(self) -> bytes:
         return self._event(f"response.{self._answer['status']}", response=self._answer)
@@ -294,10 +299,6 @@ class ResponseAnswer(Answer):
         """The end of a stream that breaks off."""
         error = {"code": refusal.reason.lower(), "message": refusal.worded(TOO_LONG)}
         return self._event("response.failed", response={**self._answer, "status": "failed", "error": error})
-
-    @property
-    def _text_rows(self) -> list[Any]:
-        return self._rows[self._blocks.parser.thought_tokens :]
 
     def _steps(self, steps: Steps) -> bytes:
         return b"".join(self._step(*step) for step in steps)
@@ -326,7 +327,8 @@ class ResponseAnswer(Answer):
         return opened + self._event("response.content_part.added", **at, part=text_part(block, []))
 
     def _close(self, block: Block, at: dict[str, Any]) -> bytes:
-        item = self._item(block, self._last_status, self._text_rows)
+        rows = self._rows[self._blocks.parser.thought_tokens :]  # those of the text
+        item = self._item(block, self._last_status, rows)
         self._answer["output"] = [*self._answer["output"], item]
         if block.call is not None:
             done = self._event(
@@ -336,22 +338,20 @@ class ResponseAnswer(Answer):
             if block.is_thought:
                 done = self._event("response.reasoning_text.done", **at, text=block.text)
             else:
-                done = self._event("response.output_text.done", **at, text=block.text, logprobs=self._text_rows)
-            done += self._event("response.content_part.done", **at, part=text_part(block, self._text_rows))
+                done = self._event("response.output_text.done", **at, text=block.text, logprobs=rows)
+            done += self._event("response.content_part.done", **at, part=text_part(block, rows))
         return done + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _item(self, block: Block, status: str, logprobs: list[Any]) -> dict[str, Any]:
         """A message, thoughts or a function call, as far as it is generated."""
+        item = {"id": self._item_id(block), "status": status}
         if block.call is not None:
             called = {"call_id": block.call.call_id, "name": block.call.name, "arguments": block.text}
-            return {"id": self._item_id(block), "type": "function_call", "status": status, **called}
+            return {**item, "type": "function_call", **called}
         content = [text_part(block, logprobs)] if block.text else []
         if block.is_thought:
-            thoughts = {"type": "reasoning", "status": status, "summary": [], "content": content}
-            return {"id": self._item_id(block), **thoughts}
-        return {
-            "id": self._item_id(block), "type": "message", "status": status, "role": "assistant", "content": content,
-        }  # fmt: skip
+            return {**item, "type": "reasoning", "summary": [], "content": content}
+        return {**item, "type": "message", "role": "assistant", "content": content}
 
     def _item_id(self, block: Block) -> str:
         kind = "rs" if block.is_thought else "msg" if block.call is None else "fc"

@@ -281,10 +281,8 @@ def _read_choice(body: Body, given: Body | None, names: Collection[str]) -> tupl
         body.refuse("tool_choice", "needs tools that can be called; add tools, or leave it out")
     elif not is_named and choice not in ("required", "any"):  # the latter is Mistral's word for the former
         body.refuse("tool_choice", _CHOICE_RULE)
-    elif given is not None:
-        return (_read_name(given, names),)
     else:
-        return tuple(names)
+        return tuple(names) if given is None else (_read_name(given, names),)
     return ()
 
 

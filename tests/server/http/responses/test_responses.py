@@ -25,7 +25,8 @@ HEAD: dict[str, Any] = {
     "reasoning": {"effort": None, "summary": None}, "store": False, "truncation": "disabled", "usage": None,
     "instructions": None, "max_output_tokens": 8, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0,
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0,
-    "user": None,
+    "user": None, "completed_at": None, "max_tool_calls": None, "prompt_cache_key": None, "safety_identifier": None,
+    "service_tier": "default", "frequency_penalty": 0.0, "presence_penalty": 0.0,
 }  # fmt: skip
 USAGE = {
     "input_tokens": 8, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 8,
@@ -96,6 +97,7 @@ def test_a_response_that_stops_by_itself_is_completed() -> None:
     *_, item, last = streamed(FinishReason.EOS)
     assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
     assert item["item"]["status"] == "completed"
+    assert last["response"]["created_at"] <= last["response"]["completed_at"] < time.time() + 1
     *_, last = streamed(FinishReason.ABORTED)
     assert (last["type"], last["response"]["incomplete_details"]) == ("response.incomplete", {"reason": "abort"})
 
