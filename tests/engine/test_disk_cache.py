@@ -278,8 +278,17 @@ def test_bug_pages_that_left_the_disk_are_written_again_before_those_behind_them
     longer = dataclasses.replace(start, request_id="longer", prompt_ids=start.prompt_ids + end.prompt_ids)
     engine = engine_on(folder)
     lost(engine, start, folder, monkeypatch)
+    append, written, keys = PageFiles.append, list[bytes](), list[bytes]()
+
+    def noting(files: PageFiles, key: bytes, *rest: Any) -> None:
+        append(files, key, *rest)
+        written.append(key)
+
+    monkeypatch.setattr(PageFiles, "append", noting)
     assert answer(engine, longer)[1] >= 128
     engine.close()
+    extend_keys(keys, longer.prompt_ids, "", 5)
+    assert [key for key in written if key in keys] == [key for key in keys if key in written]
     engine = engine_on(folder)
     assert answer(engine, longer) == (cold(longer), 320)
     engine.close()
