@@ -34,8 +34,16 @@ FOLDER = "prefix"
 """Of the pages, in the cache folder."""
 
 
-CachedPage = tuple[int, bytes, bytes | None]
-"""A page in memory, its key, and the key of the page before it in its text (None: it is the first)."""
+@dataclass(slots=True, eq=False)
+class CachedPage:
+    """A page in memory. Its content does not change while `DiskCache` holds this very entry."""
+
+    page: int
+    key: bytes
+    before: bytes | None
+    """Key of the page before it in its text; None: it is the first."""
+    written: bool
+    """Whether it was on disk since the last flush; it stays so when it makes room for others there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +68,7 @@ class DiskCache:
 
     def __init__(self, files: PageFiles, kv: KvCacheManager, memory: Seq[NDArray[np.uint8]]) -> None:
         self._files, self._kv, self._memory = files, kv, memory
-        self._cached: dict[bytes, CachedPage] = {}  # by key; the content does not change while this very entry stays
+        self._cached: dict[bytes, CachedPage] = {}  # by key
         self._pending: SimpleQueue[CachedPage | None] = SimpleQueue()  # to be written; None: the end
         self._loads: list[DiskLoad] = []
         self._written = self._read = 0
@@ -80,8 +88,8 @@ class DiskCache:
 
     def stored(self, page: int, key: bytes, parent: bytes | None, tokens: Seq[int], salt: str) -> None:
         """Queue a page that entered the cache."""
-        entry = self._cached[key] = page, key, parent
-        if key not in self._files:
+        entry = self._cached[key] = CachedPage(page, key, parent, key in self._files)
+        if not entry.written:
             self._pending.put(entry)
 
     def removed(self, page: int, key: bytes) -> None:
@@ -150,6 +158,8 @@ class DiskCache:
         """Erase all pages on disk. Called after `drop_loads` and after the cache was flushed."""
         with self._erasing:
             self._files.erase()
+            for entry in self._cached.values():
+                entry.written = False
 
     def added_to(self, load: EngineLoad) -> EngineLoad:
         """``load`` with the figures of this cache."""
@@ -178,42 +188,54 @@ class DiskCache:
                 began = time.perf_counter()
                 self._write(entry)
                 self._idle.wait((time.perf_counter() - began) * (1 / WRITE_SHARE - 1))
-                if entry[1] not in self._files:
+                if not entry.written:
                     break
         self._files.close()
 
     def _unwritten(self, entry: CachedPage) -> list[CachedPage]:
-        """``entry`` behind those before it in its text that are not on disk, through which it is found: a flush or a
-        full disk has left them in memory only."""
+        """``entry`` behind those before it in its text through which it is found, so far as a flush or a full disk has
+        left them in memory only. ``entry`` alone while nothing is written."""
         chain = [entry]
-        while (key := chain[-1][2]) and key not in self._files and (before := self._cached.get(key)):
+        if time.monotonic() < self._retry_s:
+            return chain
+        while (before := self._unwritten_before(chain[-1])) is not None:
             chain.append(before)
         return chain[::-1]
 
+    def _unwritten_before(self, entry: CachedPage) -> CachedPage | None:
+        before = None if entry.before is None else self._cached.get(entry.before)
+        return None if before is None or before.written else before
+
     def _write(self, entry: CachedPage) -> None:
         """Write a page unless it is on disk; one that leaves the cache before it is copied is lost."""
-        page, key, _ = entry
-        if key in self._files:
-            return
-        if self._cached.get(key) is not entry:
+        with self._erasing:
+            if entry.key in self._files:
+                entry.written = True
+                return
+        if self._cached.get(entry.key) is not entry:
             self._missed["evicted"] += 1
             return
         if time.monotonic() < self._retry_s:
             self._missed["write_error"] += 1
             return
-        for in_memory, in_record in self._places(page, self._buffer):
+        for in_memory, in_record in self._places(entry.page, self._buffer):
             in_record[:] = in_memory
         with self._erasing:
-            if self._cached.get(key) is not entry:  # the copy may be of another content
+            if self._cached.get(entry.key) is not entry:  # the copy may be of another content
                 self._missed["evicted"] += 1
                 return
+            if self._unwritten_before(entry) is not None:  # a flush has just erased it; the next page comes with both
+                return
             try:
-                self._files.append(key, self._buffer, self._kept)
+                self._files.append(entry.key, self._buffer, self._kept)
             except OSError as error:
                 logger.warning("disk cache: pages are not written for %g s: %s", RETRY_S, error)
                 self._retry_s = time.monotonic() + RETRY_S
                 self._missed["write_error"] += 1
+                for each in [*self._cached.values()]:  # the folder may have been removed
+                    each.written = each.key in self._files
                 return
+            entry.written = True
         self._written += 1
 
     def _fill(self, load: PageLoad) -> int:

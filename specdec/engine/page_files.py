@@ -45,10 +45,7 @@ class PageFiles:
             raise ValueError(f"a page needs {self.record_bytes} bytes on disk, so {max_bytes} are too few")
         self._max_bytes, self._folder = max_bytes, folder / fingerprint
         self._mutex = threading.Lock()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        _check_private(self._folder)
-        self._lock = _locked(self._folder)
+        self._lock = _owned(self._folder)
         try:
             self._keys = self._scan()  # oldest first
             self._others = _other_files(folder, self._folder)
@@ -101,8 +98,9 @@ class PageFiles:
             except OSError:
                 self._remove(key)
                 if not self._folder.exists():  # someone has removed it, and all pages with it
-                    self._folder.mkdir(mode=0o700, parents=True)
                     self._keys.clear()
+                    former, self._lock = self._lock, _owned(self._folder)
+                    os.close(former)
                 raise
             self._keys[key] = None
             self._make_room(in_use)
@@ -188,6 +186,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _owned(folder: Path) -> int:
+    """Make a fingerprint's folder unless it exists; the descriptor of its lock, see `_locked`."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_private(folder)
+    return _locked(folder)
 
 
 def _check_private(folder: Path) -> None:

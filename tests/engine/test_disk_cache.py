@@ -262,13 +262,32 @@ def _lost_to_a_flush(engine: Engine, start: Request, folder: Path, monkeypatch: 
     run_all(engine, [])
 
 
+def _lost_beside_a_copy(engine: Engine, start: Request, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a flush, which erases the first page while the second one is copied."""
+    disk = engine._parts.disk
+    assert disk is not None
+    places = disk._places
+    erased: list[int] = []
+
+    def flushed(page: int, buffer: bytearray) -> Any:
+        if disk._written == 1 and not erased:
+            erased.append(page)
+            disk.erase()
+        return places(page, buffer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_places", flushed)
+        answer(engine, start)
+        until(lambda: bool(erased))
+
+
 def _lost_with_the_folder(engine: Engine, start: Request, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(engine, start)
     until(lambda: engine.load().disk_pages_written == 2)
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("lost", [_lost_to_a_full_disk, _lost_to_a_flush, _lost_with_the_folder])
+@pytest.mark.parametrize("lost", [_lost_to_a_full_disk, _lost_to_a_flush, _lost_beside_a_copy, _lost_with_the_folder])
 def test_bug_pages_that_left_the_disk_are_written_again_before_those_behind_them(
     folder: Path, lost: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +311,23 @@ def test_bug_pages_that_left_the_disk_are_written_again_before_those_behind_them
     engine = engine_on(folder)
     assert answer(engine, longer) == (cold(longer), 320)
     engine.close()
+
+
+def test_a_page_that_made_room_for_others_is_not_written_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else prompts that the disk cannot hold together would replace each other with every page of their answers."""
+    monkeypatch.setattr(disk_cache, "WRITE_SHARE", 1.0)
+    engine = engine_on(folder)
+    room = 5 * engine._parts.disk._files.record_bytes  # type: ignore[union-attr]
+    engine.close()
+    engine = engine_on(folder, room=room)
+    for seed in range(4):
+        asked = request(f"r{seed}", 250, seed=seed)
+        engine.submit(dataclasses.replace(asked, stopping=StoppingParams(max_tokens=190, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+        until(engine._parts.disk._pending.empty)  # type: ignore[union-attr]
+    engine.close()
+    assert engine.load().disk_pages_written == 4 * ((250 + 190 - 1) // 64)
 
 
 def test_a_resumed_answer_is_read_from_disk_with_its_prompt(folder: Path) -> None:

@@ -239,8 +239,10 @@ def test_bug_a_folder_that_was_removed_meanwhile_is_made_again(folder: Path) -> 
     assert [number for number in range(4) if page(number) in files] == [3]
     assert files.n_bytes == files.record_bytes
     write(files, page(0))
+    with pytest.raises(BlockingIOError):  # it is owned like the former one
+        opened(folder)
     files.close()
-    assert (folder / MODEL).stat().st_mode & 0o777 == 0o700
+    assert [each.stat().st_mode & 0o777 for each in (folder, folder / MODEL)] == [0o700, 0o700]
     files = opened(folder)
     assert [number for number in range(4) if readable(files, page(number))] == [0, 3]
     files.close()
