@@ -160,7 +160,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
-    "gemma": {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192},
+    "gemma": {
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
     "gemma3": {
         "vocab_size": 262208,
         "hidden_size": 2304,
@@ -188,7 +193,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"max_position_embeddings": 2048},
     "granitemoe": {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
-    "smollm3": {"num_key_value_heads": 4, "rope_theta": 2_000_000.0, "no_rope_layer_interval": 4},
+    "smollm3": {
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True,
+    },
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288},
     "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "sliding_window": None},
 }
@@ -471,11 +481,10 @@ class HFSource(TensorSource):
         embed = self._prefix + "embed_tokens.weight"
         head = next((n for n in self._views if n.endswith(_HEADS)), None)
         self._head = None if head is None else head.rpartition(".")[0]
-        if raw.get("tie_word_embeddings") is not False:
-            if head is None:
-                config = replace(config, tie_embeddings=True)
-            elif embed not in self._views:  # `save_model` of safetensors keeps the first name of a shared tensor
-                self._views[embed] = self._views[head]
+        if head is None and raw.get("tie_word_embeddings") is not False:
+            config = replace(config, tie_embeddings=True)
+        elif head is not None and config.tie_embeddings and embed not in self._views:
+            self._views[embed] = self._views[head]  # `save_model` of safetensors keeps a shared tensor's first name
         if config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
         self._layer_names = _LAYER_BY_FAMILY.get(config.family, _LAYER)

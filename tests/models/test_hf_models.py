@@ -215,6 +215,22 @@ def test_bug_tied_tables_that_are_stored_as_the_head(tiny: Tiny, tmp_path: Path)
         load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize(("family", "tied"), [("gemma", True), ("smollm3", True), ("qwen3", False)])
+def test_the_head_stands_for_the_embedding_where_the_family_ties_them(family: str, tied: bool, tmp_path: Path) -> None:
+    """In a configuration that does not say, as transformers has it."""
+    folder = make_tiny_model(family, tmp_path / "m", tie_word_embeddings=True)
+    oracle = load_oracle(folder)
+    save_model(oracle, str(folder / "model.safetensors"), {"format": "pt"})
+    data = read_json(folder / "config.json")
+    del data["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(data))
+    if tied:
+        assert differences(load_model(str(folder), dtype="fp32", cache_dir=tmp_path).weights, oracle) == []
+    else:
+        with pytest.raises(ModelError, match=r"embed_tokens\.weight is missing"):
+            load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+
+
 @pytest.mark.parametrize("family", ["mistral", "ministral3"])
 def test_the_language_model_of_a_multimodal_folder(family: str, tmp_path: Path) -> None:
     """As Mistral Small 3.2's: the outer type is the multimodal model's, the inner one the family's."""
