@@ -485,7 +485,7 @@ class HFSource(TensorSource):
             config = replace(config, tie_embeddings=True)
         elif head is not None and config.tie_embeddings and embed not in self._views:
             self._views[embed] = self._views[head]  # `save_model` of safetensors keeps a shared tensor's first name
-        if config.tie_embeddings and framework == "pt" and self._head_differs():
+        elif config.tie_embeddings and framework == "pt" and self._head_differs():
             config = replace(config, tie_embeddings=False)  # as transformers does
         self._layer_names = _LAYER_BY_FAMILY.get(config.family, _LAYER)
         self.config = replace(

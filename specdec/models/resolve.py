@@ -252,7 +252,7 @@ def _from_hub(repository: str, pins: Path) -> Checkpoint:
 
 
 def _folder(path: Path) -> Checkpoint:
-    """A model folder, or a folder with a single .gguf file beside that of its image encoder and a config.json."""
+    """A model folder, or one with a single .gguf file; an image encoder's and a config.json may lie beside it."""
     found = sorted(path.glob("*.gguf"))
     files = [file for file in found if "mmproj" not in file.name.lower()] or found
     if (path / "config.json").exists() and (not files or any(path.glob("*.safetensors"))):
