@@ -106,7 +106,7 @@ def check_guardrail(
     if target is None:
         failed = selection.failures()
         hits, n = (int(failed.values[0].sum()), int(failed.values[1].sum())), failed.sizes
-        each = design_effect(failed)  # a session's requests may all fail together
+        each = design_effect(failed.merged(selection.turn))  # requests of a session or a turn may all fail together
         always = config.stopping.rule == "always_valid"
         increase = (share_difference_bounds if always else share_difference)(
             (hits[0] / each, hits[1] / each), (n[0] / each, n[1] / each), config.stopping.alpha
@@ -404,7 +404,7 @@ def _notes(
     if log.lost_bytes:
         notes.append(f"{log.lost_bytes} bytes behind the last complete record of a file could not be read")
     if config.assignment.pairs:
-        lost = selection.n_units - selection.sample("e2e_ms").n_units
+        lost = selection.n_units - min(selection.sample("e2e_ms").units_by_arm())
         if lost:
             notes.append(f"pairs excluded from the latencies because a request failed or was cancelled: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:

@@ -36,8 +36,8 @@ class Selection:
     turn: int  # consecutive units that ran together
 
     def merged(self, sample: TwoArmSample, p: float | None) -> int:
-        """How many consecutive units count as one: those that ran together, or more if they are correlated."""
-        return max(self.turn, sample_block_length(sample, p))
+        """How many consecutive units count as one: those of a turn, or of several whole turns that are correlated."""
+        return -(-sample_block_length(sample, p) // self.turn) * self.turn
 
     def sample(self, metric: str) -> TwoArmSample:
         """The metric's values of successful requests; of paired requests, whole pairs only."""
@@ -57,11 +57,14 @@ class Selection:
         if whole_pairs:
             both = {unit for _, unit in filled[0]} & {unit for _, unit in filled[1]}
             filled = [[row for row in arm if row[1] in both] for arm in filled]
-        used = sorted({unit for arm in filled for _, unit in arm})
-        number = {unit: i for i, unit in enumerate(used)}
+        # A unit without values leaves a gap in its turn: without it, the later turns would begin at other units.
+        used = sorted({unit // self.turn for arm in filled for _, unit in arm})
+        begin = {turn: i * self.turn for i, turn in enumerate(used)}
         values_a, values_b = (np.array([v for v, _ in arm], float) for arm in filled)
-        units_a, units_b = (np.array([number[unit] for _, unit in arm], np.int64) for arm in filled)
-        return TwoArmSample((values_a, values_b), (units_a, units_b), len(used))
+        units_a, units_b = (
+            np.array([begin[unit // self.turn] + unit % self.turn for _, unit in arm], np.int64) for arm in filled
+        )
+        return TwoArmSample((values_a, values_b), (units_a, units_b), len(used) * self.turn)
 
 
 def select(config: ExperimentConfig, records: list[Record]) -> Selection:

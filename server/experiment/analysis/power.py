@@ -88,7 +88,7 @@ def plan_size(
     selection = select(manifest.config, log.records)
     sample = selection.sample(target.metric)
     merged = selection.merged(sample, target.quantile)
-    captured = sample.n_units
+    captured = sum(map(len, sample.strata()))
     sample = sample.merged(merged)
     if sample.n_units < 2 * MIN_UNITS:
         counted = f", of which {merged} in a row count as one" if merged > 1 else ""

@@ -184,8 +184,8 @@ def test_the_documented_numbers_are_the_fewest(limit: float, fixed: int, always_
         assert bounds((0, 0), (n, n), 0.05).high <= limit < bounds((0, 0), (n - 1, n - 1), 0.05).high
 
 
-@pytest.mark.parametrize(("p", "fixed", "always_valid"), [(99, 368, 572), (95, 72, 169)])
-def test_the_documented_numbers_for_quantiles_are_the_fewest(p: int, fixed: int, always_valid: int) -> None:
+@pytest.mark.parametrize(("p", "fixed", "always_valid", "turns"), [(99, 368, 572, "14,144"), (95, 72, 169, "2,912")])
+def test_the_documented_numbers_for_quantiles_are_the_fewest(p: int, fixed: int, always_valid: int, turns: str) -> None:
     text = (ROOT / "docs/experiments.md").read_text()
     assert re.search(rf"`queue_ms@p{p}`\D+{fixed}\D+\({always_valid}\b", text)
     for n, bounded in ((fixed - 1, False), (fixed, True)):
@@ -193,6 +193,10 @@ def test_the_documented_numbers_for_quantiles_are_the_fewest(p: int, fixed: int,
         assert math.isfinite(compared.ratio(0.05).high) is bounded
     for n, bounded in ((always_valid - 1, False), (always_valid, True)):
         assert math.isfinite(quantile_ratio_bounds(_equal(n), p / 100, 0.05, 1000).high) is bounded
+    assert turns in text
+    many = int(turns.replace(",", ""))
+    for n, bounded in ((many - 32, False), (many, True)):
+        assert math.isfinite(quantile_ratio_bounds(_equal(n).merged(32), p / 100, 0.05, 1000 / 32).high) is bounded
 
 
 def _equal(n: int) -> TwoArmSample:

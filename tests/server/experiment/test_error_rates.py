@@ -181,6 +181,45 @@ def test_bug_pairs_of_a_turn_share_what_disturbs_it(load: dict[str, float]) -> N
     assert alarms <= most(30, 0.05)
 
 
+@pytest.mark.parametrize("outage", [False, True])
+def test_bug_a_turn_whose_requests_fail_together_breaks_no_guardrail(outage: bool) -> None:
+    """The treatment's server was away for one turn; or fails once in 20 requests, whatever the turn."""
+    plan = manifest(load={"workload": "chat", "concurrency": 32})
+    rng = np.random.default_rng(1)
+    records = [
+        make_record(f"{pair}-{arm}", arm, pair // 32 * 100.0 + i * 50, 1.0, rng, 0, pair=f"p{pair}")
+        for pair in range(640)
+        for i, arm in enumerate(plan.config.arms)
+    ]
+    fails = [r.arm == "auto" and (300 <= r.arrival < 400 if outage else int(r.pair[1:]) % 20 == 0) for r in records]
+    records = [replace(r, status="UNAVAILABLE") if failed else r for r, failed in zip(records, fails, strict=True)]
+    guardrail = plan.config.guardrails[0]
+    found = check_guardrail(guardrail, select(plan.config, records), plan.config, rng)
+    assert found.state == ("open" if outage else "broken")
+
+
+def test_bug_units_hold_whole_turns_also_where_pairs_are_lost() -> None:
+    """A unit of parts of two turns makes neighbours dependent. Five turns in a row share what slows the treatment."""
+    plan = manifest(assignment={"mode": "aa"}, load={"workload": "chat", "concurrency": 8})
+    rng = np.random.default_rng(9)
+    records = []
+    for pair, lost in enumerate(rng.random(800) < 0.2):
+        turn = pair // 8
+        for arm, took in enumerate((1000.0 + turn, 1000.0 + turn + 200 * (turn // 5 % 2))):
+            r = make_record(f"{pair}-{arm}", "ab"[arm], turn * 1e4 + arm * 5e3, took, rng, 0, pair=f"p{pair}")
+            records.append(replace(r, status="UNAVAILABLE") if lost or turn == 7 else r)
+    selection = select(plan.config, records)
+    sample = selection.sample("e2e_ms")
+    merged = selection.merged(sample, None)
+    assert merged > 8
+    assert merged % 8 == 0
+    for length in (8, merged):
+        units = sample.merged(length)
+        held = [{round(ms / 1e3) for ms in sample.values[0][units.units[0] == unit]} for unit in range(units.n_units)]
+        assert all(held)
+        assert sum(map(len, held)) == len(set.union(*held)) == 99
+
+
 def peeking_alarms(runs: int, pairs: int) -> tuple[int, int]:
     """A/A experiments in which the interval of the median's ratio ever excluded 1, looking after every pair: with the
     confidence sequence, and with the fixed interval that is not made for it."""
