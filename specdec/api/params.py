@@ -119,7 +119,7 @@ def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> 
                 setattr(owner, name, enum.values_by_name[f"{place.prefix}{value.upper()}"].number)
             else:
                 setattr(owner, name, value if each.scale == 1 else value * each.scale)
-        except (KeyError, TypeError, ValueError) as error:  # of protobuf, which does not name the field
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:  # which name no field
             raise ValueError(f"{each.path}: cannot be {value!r:.99} ({error})") from None
     return message
 

@@ -147,6 +147,8 @@ def test_bug_bytes_are_no_prediction_and_a_text_is_no_list_of_stops(asked: Gener
         ({"sampling": SamplingParams(logit_bias=((-1, 2.0),))}, r"logit_bias: cannot be \(\(-1, 2\.0\),\) \("),
         ({"stopping": StoppingParams(stop_token_ids=(-1,))}, r"stop_token_ids: cannot be \(-1,\) \("),
         ({"speculation": SpeculationParams(cast(Any, "fast"))}, r"mode: cannot be 'fast' \("),
+        ({"sampling": SamplingParams(temperature=10**400)}, r"temperature: cannot be 10{98} \("),
+        ({"speculation": SpeculationParams(cast(Any, 3))}, r"mode: cannot be 3 \("),
         ({"priority": 1 << 40}, r"scheduling\.priority: cannot be 1099511627776 \("),
     ],
 )
