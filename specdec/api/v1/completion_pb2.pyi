@@ -289,7 +289,7 @@ class CompleteSessionRequest(_message.Message):
     close: _builtins.str
     """The URI of a document to close."""
     cancel: _builtins.bool
-    """True: end the running request, if any."""
+    """End the running request, if any. Must be true."""
     @_builtins.property
     def setup(self) -> Global___SessionSetup:
         """Required in the first message. In a later one it replaces all options; the session must be the same."""
