@@ -153,7 +153,8 @@ class RetryPolicy:
             pause = hint  # none if the request is too large: it will not fit later
         elif error.code == grpc.StatusCode.UNAVAILABLE and (error.reached or self.unreachable):
             # A server that loads hints at a short pause again and again: those alone would soon spend all tries.
-            pause = max(hint or 0.0, min(self.first_s * 2.0 ** (attempt - 1), self.longest_s))
+            doubled = self.first_s * 2.0 ** min(attempt - 1, 60)  # a float holds no such power of many tries
+            pause = max(hint or 0.0, min(doubled, self.longest_s))
         return None if pause is None else pause * (1.0 + self.jitter * draw)
 
     @property

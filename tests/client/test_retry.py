@@ -233,6 +233,12 @@ async def test_bug_an_address_where_nothing_answers_leaves_time_for_the_next() -
     silent.close()
 
 
+def test_bug_tries_without_end_pause_for_the_longest() -> None:
+    """The doubled pause was a number that no float holds."""
+    policy = RetryPolicy(attempts=1_000_000, longest_s=5)
+    assert policy.pause_s(CallError(grpc.StatusCode.UNAVAILABLE, ""), 2000, 0.0) == 5
+
+
 async def test_another_address_is_tried_without_the_pause_of_a_hint() -> None:
     restarting = Script(EngineDeadError("the engine is restarting", 25.0))
     async with talking(restarting) as (here, unary, _), talking(Script()) as (there, _, _):
