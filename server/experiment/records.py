@@ -59,7 +59,7 @@ class Record:
     error: str = ""
     warm_up: bool = False  # not analysed; also true in a block's wash-out
     overridden: bool = False  # its caller chose the arm; not analysed
-    longest: int = 0  # tokens of the longest of several samples; 0: there is one
+    longest: int = 0  # tokens of the longest sample; 0: all are of one
 
     @property
     def ok(self) -> bool:
