@@ -271,9 +271,10 @@ def _headline(kind: VerdictKind, primary: TargetResult, interval: Interval, conf
         values = f"{primary.label} is 0 in the control and {brief(primary.b)} in {arm}"
         return f"{kind.capitalize()}: {values}, so their ratio is not defined."
     if kind == "undecided" or primary.ratio is None:
+        counted = f", of which {primary.merged} in a row count as one" if primary.merged > 1 else ""
         return (
             f"Undecided: the change of {primary.label} is between {_percent(interval.low - 1)} and "
-            f"{_percent(interval.high - 1)} ({level}); more {unit}s narrow it."
+            f"{_percent(interval.high - 1)} ({level}); more {unit}s narrow it{counted}."
         )
     does, less, more = _PHRASES.get(metric, ("has", f"{metric} lower by {{}}", f"{metric} higher by {{}}"))
     shares = sorted(abs(bound - 1) for bound in interval)

@@ -168,6 +168,14 @@ def test_bug_a_guardrail_says_that_a_fall_of_speed_is_for_the_worse() -> None:
         assert f"worse by {result.guardrails[0].increase:+.1%}" in render(result)
 
 
+def test_bug_a_verdict_says_that_the_pairs_of_a_turn_count_as_one() -> None:
+    """Of 224 pairs it said that the change lies between -100.0% and unknown, and that more pairs narrow it."""
+    plan = manifest(load={"workload": "chat", "concurrency": 32}, guardrails=[])
+    verdict = analyse(plan, paired(plan, 7 * 32, 0.5, seed=1)).verdict
+    assert verdict.headline.endswith("; more pairs narrow it, of which 32 in a row count as one.")
+    assert analyse(plan, paired(plan, 8 * 32, 0.5, seed=1)).verdict.kind == "better"
+
+
 def test_bug_small_levels_margins_and_limits_are_not_rounded_to_nothing() -> None:
     plan = manifest(
         primary={"metric": "e2e_ms@p50", "min_effect": 0.0004},
