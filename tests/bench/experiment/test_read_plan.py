@@ -194,6 +194,9 @@ def test_the_documented_numbers_for_quantiles_are_the_fewest(p: int, fixed: int,
     for n, bounded in ((always_valid - 1, False), (always_valid, True)):
         assert math.isfinite(quantile_ratio_bounds(_equal(n), p / 100, 0.05, 1000).high) is bounded
     assert turns in text
+    assert "`queue_ms@p90`: 105 blocks" in text
+    for n, bounded in ((104, False), (105, True)):
+        assert math.isfinite(quantile_ratio_bounds(_equal(n), 0.9, 0.05, 1000).high) is bounded
     many = int(turns.replace(",", ""))
     for n, bounded in ((many - 32, False), (many, True)):
         assert math.isfinite(quantile_ratio_bounds(_equal(n).merged(32), p / 100, 0.05, 1000 / 32).high) is bounded
