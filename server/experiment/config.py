@@ -213,7 +213,7 @@ class Guardrail(StrictModel):
         return None if self.metric == ERROR_RATE else MetricTarget.model_validate(self.metric)
 
 
-QUEUE = Guardrail(metric="queue_ms@p99", max_increase=0.10)
+QUEUE = Guardrail(metric="queue_ms@p95", max_increase=0.10)
 
 
 class Stopping(StrictModel):

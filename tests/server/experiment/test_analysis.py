@@ -216,7 +216,7 @@ def test_bug_the_queue_is_not_guarded_where_no_answer_tells_it() -> None:
     told = RecordLog([replace(r, started=None) if r.arm == "theirs" else r for r in log.records])
     found = analyse(plan, told)
     assert [guardrail.label for guardrail in found.guardrails] == ["error_rate"]
-    assert any("queue_ms@p99 was not checked" in note for note in found.notes)
+    assert any("queue_ms@p95 was not checked" in note for note in found.notes)
     found = analyse(other, told)  # the plan asks for it
     assert [(guardrail.label, guardrail.state) for guardrail in found.guardrails] == [("queue_ms@p50", "open")]
     assert len(analyse(manifest(), paired(manifest(), 30, 0.7, seed=5)).guardrails) == 2
