@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -320,8 +319,7 @@ class GrammarCompiler:
 
     def _work(self) -> None:
         """Run jobs, one of each key in turn, until there are none."""
-        if sys.platform == "linux":  # where each thread has a priority of its own
-            os.nice(NICENESS)  # never raises the priority, which a process may not do
+        os.nice(NICENESS)  # of this thread; it never raises the priority, which a process may not do
         while True:
             with self._lock:
                 if not self._jobs:

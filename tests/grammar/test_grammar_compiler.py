@@ -364,7 +364,6 @@ def test_words_are_healed_in_any_vocabulary(pieces: list[str]) -> None:
     assert ids_of(ours.healing("!").mask(())) == [pieces.index("!"), pieces.index("!=")]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
 def test_the_thread_only_lowers_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = list[int]()
     monkeypatch.setattr(os, "setpriority", lambda *_: None)  # might raise that of a niced server, which fails
