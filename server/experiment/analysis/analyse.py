@@ -96,7 +96,7 @@ def slip_ms(selection: Selection) -> float | None:
     return float(np.quantile(late, 0.99, method="inverted_cdf")) if late else None
 
 
-_NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, whatever their ratio
+_NEGLIGIBLE_QUEUE_MS = 2.0  # guardrails ignore shorter waits, whatever their ratio: a step takes longer
 
 
 def check_guardrail(
@@ -121,8 +121,8 @@ def check_guardrail(
     unit = f" {result.unit}" if result.unit else ""
     text = f"{brief(result.a)}{unit} in the control, {brief(result.b)}{unit} in the treatment"
     interval = compared.ratio(config.stopping.alpha)
-    # A few short times say nothing of a tail: the treatment's whole interval must be negligible.
-    if result.unit == "ms" and result.a * max(1.0, interval.high) < _NEGLIGIBLE_MS:
+    # A few short waits say nothing of a tail: the treatment's whole interval must be negligible.
+    if target.metric == "queue_ms" and result.a * max(1.0, interval.high) < _NEGLIGIBLE_QUEUE_MS:
         return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": negligible")
 
     def increase_of(ratio: float) -> float:
