@@ -97,7 +97,7 @@ class PageFiles:
                     raise OSError(f"{self._path(key)}: only {count} of {len(buffer)} bytes were written")
             except OSError:
                 self._remove(key)
-                if not self._folder.exists():  # someone has removed it, and all pages with it
+                if not self._folder.exists():  # it was removed, and all pages with it
                     self._keys.clear()
                     former, self._lock = self._lock, _owned(self._folder)
                     os.close(former)

@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_what_was_written(folder: Path, monkeypatch: pytest.M
 
 
 def test_bug_a_folder_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
-    """By someone who needs the space. What is computed from then on is on disk at the next start."""
+    """What is computed from then on is on disk at the next start."""
     files = opened(folder)
     for number in range(3):
         write(files, page(number))

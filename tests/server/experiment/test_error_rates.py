@@ -157,7 +157,7 @@ def test_bug_few_short_waits_hold_no_guardrail_on_the_tail(rule: str) -> None:
 
     held = sum(waits(20, 0.03) == "held" for _ in range(30))
     assert held <= most(30, plan.config.stopping.alpha)
-    assert waits(200, 0.0) == "held"  # whatever the ratio of waits that nobody notices
+    assert waits(200, 0.0) == "held"  # whatever the ratio of waits below 2 ms
 
 
 @pytest.mark.parametrize("load", [{"concurrency": 32}, {"rate": 4.0}])
