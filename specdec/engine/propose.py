@@ -200,7 +200,7 @@ class Drafting:
         """Run one drafter for the sequences that the controller selected."""
         name, decisions, chunks = request.drafter, request.decisions, request.prefill
         if not (request.proposing or chunks):
-            return DraftWork([None] * len(sampling), decisions=decisions)
+            return DraftWork([None] * len(sampling), decisions=decisions, pending=request.pending)
         tasks = [
             None if floor is None else self._task(request, entry, one, decision, floor)
             for entry, one, decision, floor in zip(sampling, step.sequences, decisions, request.floors, strict=True)

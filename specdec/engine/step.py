@@ -281,7 +281,7 @@ def step_trace(log: TraceLog, out: Proposals, outcome: Outcome, result: StepResu
     """The next entry of ``log``: a step that sampled tokens."""
     trees = [tree for tree in out.trees if tree is not None]
     plan, step = out.plan, out.step
-    drafted = {} if step is None else step.drafted
+    eligible = [] if step is None else [(name, done) for name, done in step.drafted.items() if any(done.decisions)]
     replay = {}
     if log.keeps_replay and step is not None and plan is not None:
         replay = step_record(step, plan, outcome, out.late)
@@ -303,14 +303,14 @@ def step_trace(log: TraceLog, out: Proposals, outcome: Outcome, result: StepResu
         plan_ms=result.plan_ms,
         commit_ms=result.commit_ms,
         control_ms=out.control_ms,
-        drafters=[_drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.ran],
+        drafters=[_drafter_trace(name, done, trees, result.accepted) for name, done in eligible],
         replay=replay,
     )
 
 
 def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
     """The part of drafter ``name``. accepted: accepted nodes per tree."""
-    decision = next(decision for decision in ("on", "forced", "probe", "free", "read") if decision in done.decisions)
+    decision = next(one for one in ("on", "forced", "probe", "free", "read", "off") if one in done.decisions)
     trace = DrafterTrace(name, decision, ms=done.ms, read=done.prefilled)
     for proposed, pending, tree, nodes in zip(done.trees, done.pending, trees, accepted, strict=True):
         if proposed is not None:

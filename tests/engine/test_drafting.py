@@ -251,7 +251,8 @@ def test_the_start_of_a_text_is_left_out_until_the_whole_would_have_paid(
     run_all(engine, [request("r", mode)])
     engine.close()
     assert {task.tail for task in drafting_tasks(drafter)} == tails
-    assert {part.read for step in engine.trace(1000) for part in step.drafters} == {tail if True in tails else 400}
+    parts = [part for step in engine.trace(1000) for part in step.drafters if part.decision != "off"]
+    assert {part.read for part in parts} == {tail if True in tails else 400}
     assert replay_file(path).differences == []
 
 
@@ -394,7 +395,7 @@ def test_the_trace_records_the_draft_requests() -> None:
     events = run_all(engine, [request("auto", AUTO), request("off", OFF)])
     steps = engine.trace(1000)
     assert sum(step.realised_tokens for step in steps) == len(tokens_of(events, "auto")) + len(tokens_of(events, "off"))
-    assert {drafter.decision for step in steps for drafter in step.drafters if drafter.name == "free"} == {"free"}
+    assert {part.decision for step in steps for part in step.drafters if part.name == "free"} <= {"free", "off"}
     assert sum(d.sequences for step in steps for d in step.drafters if d.name == "free") == len(drafting_tasks(free))
     both = [step for step in steps if step.sequences == 2]
     assert both
@@ -402,6 +403,15 @@ def test_the_trace_records_the_draft_requests() -> None:
         assert step.rows == step.prefill_rows + step.sequences + step.budget
         assert all(drafter.sequences <= 1 for drafter in step.drafters)
         assert step.predicted_verify_ms > 0 or not step.drafters
+
+
+def test_bug_a_drafter_that_is_not_worth_its_time_was_missing_from_the_trace() -> None:
+    free, model_based = Recorder("free", False), Recorder("model-based", True)
+    engine = engine_with(free, model_based, level_ms=1e6)
+    run_all(engine, [request("auto", AUTO), request("off", OFF)])
+    parts = [drafter for step in engine.trace(1000) for drafter in step.drafters if drafter.name == "model-based"]
+    assert {drafter.decision for drafter in parts} == {"off"}
+    assert {(drafter.sequences, drafter.proposed, drafter.verified, drafter.ms) for drafter in parts} == {(0, 0, 0, 0)}
 
 
 def test_a_step_without_a_decision_has_no_prediction() -> None:
