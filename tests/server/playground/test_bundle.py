@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec.api.generate import ROOT
+from specdec.control.inputs import DraftDecision
 from tests.editors.node_program import copy_with_packages, npm
 
 WEB, STATIC = ROOT / "server" / "playground" / "web", ROOT / "server" / "playground" / "static"
@@ -32,6 +33,15 @@ def test_every_package_is_pinned() -> None:
     package = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
     for version in (package["dependencies"] | package["devDependencies"]).values():
         assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+
+
+def test_bug_a_first_token_was_explained_as_a_step_of_prompts_only() -> None:
+    """Every traced step samples a token: only decisions, and their absence, have an explanation."""
+    source = (WEB / "src" / "trace_panel.tsx").read_text(encoding="utf-8")
+    words = re.search(r"const WORDS.*?\{(.*?)\n\};", source, re.DOTALL)
+    assert words is not None
+    explained = set(re.findall(r'^  "?(.*?)"?: ', words[1], re.MULTILINE))
+    assert explained == {"no draft", *filter(None, DraftDecision)}
 
 
 @pytest.mark.node

@@ -13,7 +13,6 @@ const WORDS: Record<string, string> = {
   probe: "It proposes a little, so that the controller learns whether it pays",
   forced: "It proposes whatever it costs: the request's speculation is on",
   read: "It reads a part of a long prompt, and proposes in a later step",
-  "a prompt": "The step computed parts of prompts only",
   "no draft": "Nothing was proposed: the target produced one token per request",
 };
 
@@ -104,7 +103,7 @@ function Table({ steps }: { steps: StepTrace[] }) {
 /** Decision and outcome of each drafter; free ones without a proposal are omitted. */
 function Decisions({ step }: { step: StepTrace }) {
   const active = step.drafters.filter((drafter) => drafter.decision !== "free" || drafter.proposed > 0);
-  if (!active.length) return <small>{explained(step.prefill_rows ? "a prompt" : "no draft")}</small>;
+  if (!active.length) return <small>{explained("no draft")}</small>;
   return (
     <>
       {active.map((drafter) => (
