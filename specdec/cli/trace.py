@@ -91,7 +91,7 @@ class _Error:
     count: int = 0
 
     def add(self, predicted: float, realised: float) -> None:
-        if realised > 0 and math.isfinite(predicted):
+        if realised > 0:
             self.total += abs(predicted - realised) / realised
             self.count += 1
 
@@ -108,16 +108,17 @@ class TraceSummary:
     tokens: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
     ms_error: _Error = field(default_factory=_Error)  # of drafting and verifying
-    tokens_error: _Error = field(default_factory=_Error)  # over the steps that sampled any
+    tokens_error: _Error = field(default_factory=_Error)  # over the decided steps that sampled any
 
     def add(self, step: StepTrace) -> None:
         """One more step."""
         self.steps += 1
         self.speculating += step.budget > 0
         self.tokens += step.realised_tokens
-        if step.realised_verify_ms > 0:  # it was measured
-            self.ms_error.add(step.predicted_ms, step.realised_ms)
-        self.tokens_error.add(step.predicted_tokens, step.realised_tokens)
+        if math.isfinite(step.predicted_verify_ms):  # else the step was decoded without a decision
+            self.tokens_error.add(step.predicted_tokens, step.realised_tokens)
+            if step.realised_verify_ms > 0:  # it was measured
+                self.ms_error.add(step.predicted_ms, step.realised_ms)
         for part in step.drafters:
             stats = self.by_drafter.setdefault(part.name, DrafterStats())
             stats.num_draft_tokens += part.verified

@@ -123,13 +123,14 @@ def test_summary_figures() -> None:
     for changes in (
         {"predicted_tokens": 3.0, "realised_tokens": 2, "predicted_verify_ms": 7.5, "drafters": parts},
         {"predicted_tokens": 3.0, "realised_tokens": 4, "predicted_verify_ms": 9.5, "drafters": parts, "budget": 0},
-        {"predicted_tokens": 1.0, "realised_tokens": 0, "predicted_verify_ms": math.nan, "drafters": []},
+        {"predicted_tokens": 1.0, "realised_tokens": 1, "predicted_verify_ms": math.nan, "drafters": []},
     ):
         step = dataclasses.replace(base, predicted_draft_ms=0.5, realised_draft_ms=1.0, **changes)  # type: ignore[arg-type]
         summary.add(dataclasses.replace(step, realised_verify_ms=9.0))
-    assert str(summary.tokens_error) == f"{(1 / 2 + 1 / 4) / 2:.1%}"  # a step without samples has no figures
+    # A step that was decoded without a decision has no prediction, and no error.
+    assert str(summary.tokens_error) == f"{(1 / 2 + 1 / 4) / 2:.1%}"
     assert str(summary.ms_error) == f"{(2 / 10 + 0 / 10) / 2:.1%}"
-    assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
+    assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 7)
     assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
     assert summary.by_drafter["suffix"].num_draft_tokens == 2
     unmeasured = dataclasses.replace(base, predicted_draft_ms=0.5, predicted_verify_ms=9.5, realised_verify_ms=0.0)
