@@ -15,8 +15,11 @@ import pytest
 import yaml
 
 import specdec
+from server.observe.records import RequestRecord
 from specdec.cli.serve import serve_command
 from specdec.config import ServerConfig
+from specdec.core.types import Delta, Finished, FinishReason, Request, SpeculationStats, Timings, Usage
+from tests.server.http.harness import running
 from tests.server.observe.metrics.scrape import Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -88,6 +91,24 @@ def test_every_label_of_a_query_is_one_of_its_metrics(exported: Scrape) -> None:
                 [part.strip() for part in grouped.split(",")] if grouped else re.findall(r"(\w+)\s*=~?", selected)
             )
             assert set(used_labels) <= known, query
+
+
+def test_bug_cancelled_answers_raised_the_tokens_per_step() -> None:
+    """Two tokens per step: in answers that end, and in those that their callers leave."""
+    with running() as server:
+        for ends in (True, False):
+            record = RequestRecord(Request("r", (1,)), None, server.serving._observer.metrics, lambda record: None)
+            for _ in range(4):
+                record.saw(Delta("r", 0, [1, 2], "ab"))
+            if ends:
+                stats = SpeculationStats(num_steps=4, num_spec_steps=4)
+                record.saw(Finished("r", 0, FinishReason.LENGTH, None, Usage(1, 0, 8), stats, Timings()))
+            record.ended(ends)
+        found = Scrape(server.client.get("/metrics").text)
+    (panel,) = (panel for panel in board()["panels"] if panel["title"] == "Tokens per step of a sample")
+    rates = re.findall(r"rate\((\w+)\{", panel["targets"][0]["expr"])
+    tokens, steps = (sum(s.value for f in found.families.values() for s in f.samples if s.name == n) for n in rates)
+    assert tokens / steps == 2
 
 
 def test_queries_are_balanced_and_panels_do_not_overlap() -> None:
