@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import uuid
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -282,14 +283,13 @@ async def run_plan(
         WorkloadUnavailableError: the workload's prompts are not installed.
         ConfigError: the trace cannot be read.
     """
-    asks = endless_requests(plan.workload, plan.max_tokens, note)
+    # A server remembers the answers of earlier runs, and would draft these from them.
+    salt = "" if plan.workload == "shared-prefix" else uuid.uuid4().hex
+    asks = (replace(ask, salt=salt + ask.salt) for ask in endless_requests(plan.workload, plan.max_tokens, note))
     if plan.fixed:
         asks = (ask.of_fixed_length() for ask in asks)
-    schedule: list[TimedRequest] | None = None
-    if plan.trace is not None:
-        schedule = read_trace(plan.trace, plan.speed)
-    warm = LoadRun(endpoint, plan.timeout_s)
-    await warm.in_turns(asks, WARM_UP_AT_ONCE, plan.warm_up, None)
+    schedule = None if plan.trace is None else read_trace(plan.trace, plan.speed)
+    await LoadRun(endpoint, plan.timeout_s).in_turns(asks, WARM_UP_AT_ONCE, plan.warm_up, None)
     if plan.arrivals is not None:
         schedule = [TimedRequest(offset, next(asks)) for offset in plan.arrivals.offsets(plan.seed)]
     run = LoadRun(endpoint, plan.timeout_s)

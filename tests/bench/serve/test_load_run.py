@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.serve.load import RECENT, LoadRun, ServeReport, progress_line, report_tables
+from bench.serve.load import RECENT, LoadRun, ServePlan, ServeReport, progress_line, report_tables, run_plan
 from specdec.load.request import LoadRequest, Objective, Record, TimedRequest
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
@@ -50,6 +50,24 @@ def test_figures_are_those_of_the_server() -> None:
     assert figures["throughput"]["output_tokens_per_s"] == pytest.approx(400 / 4.3, abs=0.01)
     assert figures["requests"] == {"planned": 40, "sent": 40, "ok": 40, "refused": 0, "failed": 0, "cut": 0}
     assert len(figures["each"]) == 40
+
+
+@pytest.mark.parametrize("workload", ["humaneval", "shared-prefix"])
+def test_bug_a_second_run_was_answered_from_the_texts_of_the_first(workload: str) -> None:
+    class Remembers(FakeServer):
+        asks: list[LoadRequest] = []  # noqa: RUF012 - of one test
+
+        async def send(self, ask: LoadRequest, record: Record) -> None:
+            self.asks.append(ask)
+            await super().send(ask, record)
+
+    server = Remembers()
+    for _ in range(2):
+        run_virtually(run_plan(ServePlan(workload, requests=20), server))
+    first, second = server.asks[:24], server.asks[24:]
+    assert [ask.text for ask in first] == [ask.text for ask in second]
+    common = {ask.salt for ask in first} & {ask.salt for ask in second}
+    assert common == ({""} if workload == "shared-prefix" else set())
 
 
 def test_nobody_waits_for_answers_in_an_open_loop() -> None:
