@@ -101,7 +101,7 @@ class ServerMetrics(TelemetryListener):
         self.pauses += usage.pauses
         self.prediction_accepted += usage.accepted_prediction_tokens
         self.prediction_rejected += usage.rejected_prediction_tokens
-        self.request_output.add(usage.output_tokens)
+        self.request_output.add(usage.output_tokens - usage.resumed_tokens)
         if usage.output_tokens:
             self.prefill.add(timings.prefill_ms / 1e3)
             self.decode.add(timings.decode_ms / 1e3)

@@ -86,6 +86,16 @@ def test_latencies_are_measured_at_event_arrival() -> None:
     assert (record.output_tokens, record.ttft_s) == (6, 1.5)
 
 
+def test_bug_tokens_of_another_engine_were_counted_as_generated_here() -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    record = make_record(metrics, clock)
+    record.saw(Delta("r", 0, [4, 5, 6], "abc"))
+    end = make_finished(0, 8)
+    end.usage.resumed_tokens = 5
+    record.saw(end)
+    assert metrics.request_output.total == metrics.output_tokens == 3
+
+
 def test_requests_of_a_session_are_measured_from_their_own_start() -> None:
     metrics, clock = ServerMetrics(), Clock()
     record = make_record(metrics, clock, CallRecord("grpc", "S", "id", 10.0, 0.0, many=True))
