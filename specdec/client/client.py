@@ -25,13 +25,12 @@ from specdec.api.v1 import (
 )
 from specdec.client.connection import CallError, Connection, Credentials, Method, RetryPolicy, errors_of
 from specdec.client.messages import (
-    chat_message,
     completion_message,
     fill_prompt,
     fill_request,
     generated_of,
     info_of,
-    load_of,
+    record_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.client.resuming import ResumableStream
@@ -122,9 +121,8 @@ class CompletionClient:
 
     def session(self) -> SessionCall:
         """A stream for one editor; its first message must be a setup."""
-        return SessionCall(
-            self._connection.both_ways(lambda at: _Completion(at).CompleteSession), self._connection.address
-        )
+        call = self._connection.both_ways(lambda at: _Completion(at).CompleteSession)
+        return SessionCall(call, self._connection.address)
 
     def predict_edit(
         self, message: completion_pb2.PredictEditRequest, timeout_s: float | None = None
@@ -134,9 +132,8 @@ class CompletionClient:
 
     async def report_outcome(self, suggestion_id: str, outcome: Outcome, *, cache_salt: str = "") -> bool:
         """Report the outcome of a suggestion (of `complete`: its request id). Returns False if it is unknown."""
-        request = completion_pb2.ReportOutcomeRequest(
-            suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}")
-        )
+        value = completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}")
+        request = completion_pb2.ReportOutcomeRequest(suggestion_id=suggestion_id, outcome=value)
         request.cache.salt = cache_salt
         return bool((await self._connection.unary(lambda at: _Completion(at).ReportOutcome, request)).known)
 
@@ -269,9 +266,8 @@ class Client:
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generated:
         """The complete answer."""
         message = fill_request(generation_pb2.GenerateRequest(), prompt, options)
-        return generated_of(
-            await self._connection.unary(lambda at: _Generation(at).Generate, message, options.get("timeout_s"))
-        )
+        timeout_s = options.get("timeout_s")
+        return generated_of(await self._connection.unary(lambda at: _Generation(at).Generate, message, timeout_s))
 
     async def prefill(
         self,
@@ -291,10 +287,8 @@ class Client:
 
     async def abort(self, request_id: str) -> bool:
         """Abort a request, which ends with the tokens it has. Returns False if no request has the id."""
-        response = await self._connection.unary(
-            lambda at: _Generation(at).Abort, generation_pb2.AbortRequest(request_id=request_id)
-        )
-        return bool(response.aborted)
+        request = generation_pb2.AbortRequest(request_id=request_id)
+        return bool((await self._connection.unary(lambda at: _Generation(at).Abort, request)).aborted)
 
     async def tokenize(
         self,
@@ -307,10 +301,7 @@ class Client:
         """Token ids of a text or a conversation. add_special: with the model's begin token, if it has one.
         parse_special: encode the names of special tokens as these tokens."""
         request = generation_pb2.TokenizeRequest(add_special=add_special, parse_special=parse_special, model=model)
-        if isinstance(text, str):
-            request.text = text
-        else:
-            request.chat.CopyFrom(chat_message(text))
+        fill_prompt(request, text)
         return list((await self._connection.unary(lambda at: _Generation(at).Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
@@ -327,9 +318,8 @@ class Client:
 
     async def readiness(self, timeout_s: float | None = None) -> dict[str, bool]:
         """The names of the served models, and whether each takes requests."""
-        answer = await self._connection.unary(
-            lambda at: _Models(at).ListModels, model_pb2.ListModelsRequest(), timeout_s
-        )
+        request = model_pb2.ListModelsRequest()
+        answer = await self._connection.unary(lambda at: _Models(at).ListModels, request, timeout_s)
         names = [model.name for model in answer.models if model.role == model_pb2.MODEL_ROLE_TARGET]
         found = {}
         for name in names:
@@ -341,7 +331,7 @@ class Client:
     async def load(self, *, model: str = "") -> ServerLoad:
         """The engine's load."""
         request = model_pb2.GetLoadRequest(model=model)
-        return load_of(await self._connection.unary(lambda at: _Models(at).GetLoad, request))
+        return record_of(ServerLoad, await self._connection.unary(lambda at: _Models(at).GetLoad, request))
 
     async def trace(self, limit: int, timeout_s: float | None = None, *, model: str = "") -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last."""

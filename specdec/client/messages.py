@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
@@ -24,7 +24,6 @@ from specdec.core.types import (
     OutputParams,
     Request,
     SamplingParams,
-    ServerLoad,
     SpeculationParams,
     SpeculationStats,
     Started,
@@ -37,7 +36,6 @@ from specdec.core.types import (
 
 Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest, completion.CompleteRequest)
 Record = TypeVar("Record")
-PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest | completion.CompleteRequest
 
 
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
@@ -48,7 +46,11 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
             f"{unknown}: not among the options {', '.join(GenerateOptions.__annotations__)}; "
             "the fields of parameters go inside, as in stopping=StoppingParams(max_tokens=20)"
         )
-    fill_prompt(message, prompt, asked.get("template_variables"))
+    fill_prompt(message, prompt)
+    if variables := asked.get("template_variables"):
+        if isinstance(message, completion.CompleteRequest) or not message.HasField("chat"):
+            raise TypeError("template_variables: need a conversation as the prompt; leave them out for any other")
+        message.chat.template_variables = json.dumps(variables)
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
     fill_params(message.sampling, asked.get("sampling", SamplingParams()))
     stopping = asked.get("stopping", StoppingParams())
@@ -86,18 +88,16 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     return message
 
 
-def fill_prompt(message: PromptMessage, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> None:
-    """Put ``prompt`` into ``message``; raises TypeError for one of another kind. variables: of the chat template."""
+def fill_prompt(message: Any, prompt: Prompt) -> None:
+    """Put ``prompt`` into ``message``, which has a field of its kind; raises TypeError for one of no kind."""
     if isinstance(prompt, Fim):
         message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
         return
-    assert not isinstance(message, completion.CompleteRequest)  # which has gaps only
     if isinstance(prompt, str):
         message.text = prompt
     elif isinstance(prompt, Sequence) and prompt and all(isinstance(turn, ChatTurn) for turn in prompt):
-        message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
-        if variables:
-            message.chat.template_variables = json.dumps(variables)
+        turns = (turn for turn in prompt if isinstance(turn, ChatTurn))
+        message.chat.messages.extend(options.ChatMessage(role=turn.role, content=turn.content) for turn in turns)
     else:
         _fill_ids(message.token_ids, prompt, "prompt: must be a text, a gap, a conversation, or token ids")
 
@@ -113,11 +113,6 @@ def _fill_ids(message: options.TokenIds, tokens: Any, allowed: str) -> None:
         raise TypeError(f"{allowed}, all of them integers from 0") from None
 
 
-def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
-    """A conversation."""
-    return options.ChatPrompt(messages=[options.ChatMessage(role=turn.role, content=turn.content) for turn in turns])
-
-
 _NUMBERS = dict(result.FinishReason.items())
 _REASONS: dict[int, FinishReason] = {
     _NUMBERS[name]: reason for reason in FinishReason if (name := f"FINISH_REASON_{reason.name}") in _NUMBERS
@@ -130,14 +125,14 @@ def event_of(
     """An event of a stream, as the engine said it; None for a kind of a later version."""
     which = message.WhichOneof("event")
     if which == "started":
-        return _record(Started, message.started)
+        return record_of(Started, message.started)
     if which == "delta":
         d = message.delta
         tree = tree_of(d.tree) if d.HasField("tree") else None
         return Delta(request_id, d.index, list(d.token_ids), d.text, logprobs_of(d.logprobs), tree)
     if which == "finished":
         f = message.finished
-        usage, metrics, timings = _record(Usage, f.usage), stats_of(f.metrics), _record(Timings, f.timings)
+        usage, metrics, timings = record_of(Usage, f.usage), stats_of(f.metrics), record_of(Timings, f.timings)
         return Finished(request_id, f.index, reason_of(f.finish_reason), _stop(f), usage, metrics, timings)
     return None
 
@@ -147,7 +142,7 @@ def generated_of(message: pb.GenerateResponse) -> Generated:
     samples = [
         GeneratedSample(
             s.index, list(s.token_ids), s.text, logprobs_of(s.logprobs), reason_of(s.finish_reason), _stop(s),
-            _record(Usage, s.usage), stats_of(s.metrics), _record(Timings, s.timings),
+            record_of(Usage, s.usage), stats_of(s.metrics), record_of(Timings, s.timings),
         )
         for s in message.samples
     ]  # fmt: skip
@@ -176,25 +171,20 @@ def tree_of(m: result.StepTree) -> StepTree:
 def stats_of(message: result.Metrics) -> SpeculationStats:
     """What speculation did."""
     m = message.speculative_decoding
-    by_drafter = {name: _record(DrafterStats, part) for name, part in m.by_drafter.items()}
-    return _record(SpeculationStats, m, acceptance_histogram=list(m.acceptance_histogram), by_drafter=by_drafter)
+    by_drafter = {name: record_of(DrafterStats, part) for name, part in m.by_drafter.items()}
+    return record_of(SpeculationStats, m, acceptance_histogram=list(m.acceptance_histogram), by_drafter=by_drafter)
 
 
 def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
     """Convert the server's description of its engine."""
-    return _record(
+    return record_of(
         EngineInfo, m, draft=m.draft if m.HasField("draft") else None, drafters=tuple(m.drafters),
         numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
         eos_ids=tuple(m.eos_token_ids),
     )  # fmt: skip
 
 
-def load_of(m: model.GetLoadResponse) -> ServerLoad:
-    """How busy it is."""
-    return _record(ServerLoad, m)
-
-
-def _record(kind: type[Record], message: Any, **other: Any) -> Record:
+def record_of(kind: type[Record], message: Any, **other: Any) -> Record:
     """A record of ``other`` and the fields of the same names in ``message``."""
     names = [f.name for f in fields(cast(Any, kind)) if f.name in message.DESCRIPTOR.fields_by_name]
     return kind(**{name: getattr(message, name) for name in names} | other)

@@ -26,8 +26,8 @@ from specdec.client.messages import (
     fill_request,
     generated_of,
     info_of,
-    load_of,
     reason_of,
+    record_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
 from specdec.config import EngineConfig
@@ -98,7 +98,9 @@ def test_every_kind_of_prompt_and_the_fields_that_the_reader_omits() -> None:
     turns = [ChatTurn("system", "a"), ChatTurn("user", "b")]
     chat = fill_request(pb.GenerateRequest(), turns, {"template_variables": {"style": "short"}}).chat
     assert chat.template_variables == '{"style": "short"}'
-    assert not fill_request(pb.GenerateRequest(), "a", {"template_variables": {"style": "short"}}).HasField("chat")
+    for prompt in ("a", [1], Fim("p")):
+        with pytest.raises(TypeError, match=r"^template_variables: need a conversation"):
+            fill_request(pb.GenerateRequest(), prompt, {"template_variables": {"style": "short"}})
     assert [(m.role, m.content) for m in chat.messages] == [("system", "a"), ("user", "b")]
     extra = (ContextFile("x.py", "y = 1", 17, 0.5), ContextFile("z.py", ""))
     fim = fill_request(pb.GenerateRequest(), Fim("p", "s", "m", extra, "repo", "f.py", "python"), {}).fim
@@ -215,7 +217,7 @@ def test_info_and_figures_arrive_unchanged() -> None:
     plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
     assert info_of(info_message(plain, 0)).draft is None
     load = ServerLoad(1, 2, 3, 4, 5.5, 6, 7, 8, 9)
-    assert load_of(load_message(load)) == load
+    assert record_of(ServerLoad, load_message(load)) == load
 
 
 @given(st.builds(Started, st.just("r"), st.integers(0, 2**64 - 1), st.just(3), st.just(2), st.just(0.5)))
