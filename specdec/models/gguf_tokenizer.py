@@ -105,6 +105,8 @@ def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo
 
 def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
     pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+    if "tokenizer.ggml.pre" not in file.metadata:
+        logger.warning("%s: lacks tokenizer.ggml.pre, texts are split as GPT-2's; use the model's HF folder", file.path)
     if pre not in _SPLITS and pre not in _SINGLE_DIGITS:
         raise UnsupportedModelError(f"{file.path}: text splitting '{pre}' is not known; use the model's HF folder")
     merges = [tuple(merge.split(" ", 1)) for merge in file.metadata.get("tokenizer.ggml.merges", [])]

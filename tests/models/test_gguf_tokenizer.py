@@ -259,6 +259,13 @@ def test_a_file_may_have_a_template_for_tools() -> None:
     assert [tokenizer.render_chat([], tools=tools) for tools in (None, [{}])] == ["plain", "<tool_call>1"]
 
 
+def test_a_file_that_does_not_say_how_it_splits_texts_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    _convert(pre="gpt-2", **_pairs())
+    assert not caplog.records
+    _convert(**_pairs())
+    assert "m.gguf: lacks tokenizer.ggml.pre" in caplog.text
+
+
 def test_damaged_vocabularies_are_rejected() -> None:
     with pytest.raises(UnsupportedModelError, match=r"m\.gguf: text splitting 'klingon' is not known"):
         _convert(pre="klingon", **_pairs())
