@@ -180,7 +180,7 @@ class GrammarState:
 
     def _revive(self) -> None:
         """Replace a matcher in its error state, which it never leaves; a draft may have led it there."""
-        self.error = shortened(self._matcher.get_error())
+        self.error = shortened(self._matcher.get_error()).replace("NoExtensionBias", "no token of the model may follow")
         self._path.clear()
         self._restart()
 

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from specdec.core.types import GrammarKind, GrammarParams
+from specdec.grammar.compiler import GrammarCompiler
 from specdec.grammar.state import GrammarState
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.grammar.helpers import (
     EOS,
     GRAMMARS,
@@ -164,6 +168,16 @@ def test_the_error_of_a_grammar_without_an_end_is_one_plain_line() -> None:
     assert state.error.startswith("parser error: Too many items")
     assert "\n" not in state.error
     assert "<" not in state.error
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_is_an_error_in_words() -> None:
+    pieces = {"<s>": 0, "<unk>": 1, "</s>": EOS, **{"a" * n: n + 2 for n in range(1, 300)}}
+    backend = Backend(models.BPE(pieces, [], unk_token="<unk>"))
+    letters = GrammarCompiler(Tokenizer(backend.to_str(), TokenizerInfo(eos_ids=(EOS,))), 302)
+    state = compiled(letters, GrammarParams(GrammarKind.REGEX, "ab"))
+    state.commit([3])
+    assert ids_of(state.mask(())) == []
+    assert state.error == "no token of the model may follow"
 
 
 def test_after_an_end_token_only_end_tokens_follow() -> None:
