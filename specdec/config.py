@@ -489,7 +489,8 @@ def reason_of(problem: ErrorDetails, model: Any) -> str:
     if problem["msg"].startswith("Input should be a valid dictionary"):  # goes on with a class of Python
         return "must hold a mapping of fields"
     if problem["type"] != "extra_forbidden":
-        return problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+        text = problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
+        return text.removesuffix(" for <class 'pathlib.Path'>")
     *path, name = map(str, problem["loc"])
     sections = _models_in(model)
     for part in path:  # one that is no field is a key of a mapping or an index of a list, whose values are the sections

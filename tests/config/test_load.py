@@ -57,6 +57,7 @@ def test_paths_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ("engine: {drafters: [suffix]}", r"engine\.drafters: .*did you mean `engine\.speculation\.drafters`\?"),
         ("engine: {speculation: fast}", r"engine\.speculation: must hold a mapping of fields$"),
         ("server: {kv_events: 'tcp://127.0.0.1:1'}", r"server\.kv_events: must hold a mapping of fields$"),
+        ("engine: {cache_dir: null}", r"engine\.cache_dir: Input is not a valid path$"),
         ("http_port: 1", r"http_port: there is no such field, did you mean `server\.http_port`\?"),
         ("engine: {tls_crt: x}", r"engine\.tls_crt: there is no such field$"),
         ("server: {thread: 1}", r"server\.thread: there is no such field$"),
