@@ -248,7 +248,8 @@ class Project:
 
 
 def _file_of(uri: str) -> str:
-    """``uri``, or that of the notebook for one of VS Code's cells."""
+    """``uri`` without a query, such as VS Code's of git; or that of the notebook for one of its cells."""
+    uri = uri.partition("?")[0]
     scheme, _, path = uri.partition("#")[0].partition(":")
     if scheme != "vscode-notebook-cell":
         return uri

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from cattrs import ClassValidationError, transform_error
 from lsprotocol import converters, types
-from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams, JsonRpcInvalidRequest
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
@@ -34,6 +34,8 @@ class InlineProtocol(LanguageServerProtocol):
     def structure_message(self, data: dict[str, Any]) -> Any:
         """As pygls's; the error of a request is also its answer."""
         try:
+            if self._shutdown and {"id", "method"} <= data.keys():
+                raise JsonRpcInvalidRequest("the server is shut down; send `exit`, and start another")
             return super().structure_message(data)
         except JsonRpcException as error:
             if "id" in data and "method" in data:
@@ -73,7 +75,6 @@ class InlineLanguageServer(LanguageServer):
         converter = converters.get_converter
         super().__init__("specdec", specdec.__version__, protocol_cls=InlineProtocol, converter_factory=converter)
         self.connect = connect
-        self.clean = False  # whether the editor shut the server down
         self.workplace: Workplace | None = None
         self._add_requests()
         self._on(types.INITIALIZED, lambda work, _: work.start())
@@ -122,7 +123,6 @@ class InlineLanguageServer(LanguageServer):
 
         @self.feature(types.SHUTDOWN)
         async def shutdown(params: None) -> None:
-            self.clean = True
             if self.workplace is not None:
                 await self.workplace.close()
 
@@ -165,7 +165,7 @@ def run_stdio(connect: Callable[[int], Client]) -> int:
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
     server = InlineLanguageServer(connect)
     server.start_io(sys.stdin.buffer, private_stdout())
-    return 0 if server.clean else 1
+    return 0 if server.protocol._shutdown else 1
 
 
 def private_stdout() -> BinaryIO:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from lsprotocol import types
 
@@ -110,6 +111,25 @@ def message(**fields: object) -> bytes:
     return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+def messages(data: bytes) -> list[Any]:
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        length = int(head.partition(b"Content-Length: ")[2].splitlines()[0])
+        found.append(json.loads(data[:length]))
+        data = data[length:]
+    return found
+
+
+def test_a_request_after_the_shutdown_is_refused() -> None:
+    sent = message(id=1, method="initialize", params={"capabilities": {}, "processId": None, "rootUri": None})
+    sent += message(id=2, method="shutdown") + message(id=3, method="workspace/symbol", params={"query": "a"})
+    sent += message(method="initialized", params={}) + message(method="exit")
+    done = subprocess.run([*LSP, "--server", "127.0.0.1:1"], input=sent, capture_output=True, timeout=60)
+    last = messages(done.stdout)[-1]
+    assert (done.returncode, last["id"], last["error"]["code"]) == (0, 3, -32600)
+
+
 def test_standard_output_has_only_messages_and_exit_codes_are_set() -> None:
     noisy = (
         "import sys, os; from server.lsp import language_server as l; from specdec.cli.main import main\n"
@@ -122,13 +142,7 @@ def test_standard_output_has_only_messages_and_exit_codes_are_set() -> None:
     goodbye = message(id=2, method="shutdown") + message(method="exit")
     done = subprocess.run([sys.executable, "-c", noisy], input=hello + goodbye, capture_output=True, timeout=60)
     assert done.returncode == 0
-    rest, ids = done.stdout, []
-    while rest:
-        head, _, rest = rest.partition(b"\r\n\r\n")
-        length = int(head.partition(b"Content-Length: ")[2].splitlines()[0])
-        ids.append(json.loads(rest[:length]).get("id"))
-        rest = rest[length:]
-    assert ids == [1, 2]
+    assert [each.get("id") for each in messages(done.stdout)] == [1, 2]
     # A server whose client vanishes exits as well, and logs it.
     done = subprocess.run([*LSP, "--server", "127.0.0.1:1"], input=hello, capture_output=True, timeout=60)
     assert done.returncode == 1
