@@ -20,7 +20,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--kind", type=click.Choice(["head", "model", "index"]), default="head", show_default=True,
               help="A new EAGLE-3 head, a small model that exists, or an index of the texts.")  # fmt: skip
 @click.option("--draft", help="The small model, for --kind model; of the target's vocabulary.")
-@count_option("--rank", default=16, least=0,
+@click.option("--rank", type=click.IntRange(0, 1024), default=16, show_default=True,
               help="For --kind model: of the matrices added to its own (LoRA); 0: train all weights.")  # fmt: skip
 @click.option("--target", default=EngineConfig.model_fields["target"].default, show_default=True,
               help="The model that is drafted for.")  # fmt: skip

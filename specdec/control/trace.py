@@ -168,7 +168,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             header = json.loads(file.readline() or "null")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as a trace ({error})") from None
     if header is None:
         raise ConfigError(f"{path}: is empty; the server writes it from its first step on")
@@ -185,7 +185,7 @@ def _steps(path: Path) -> Iterator[StepTrace]:
         for number, line in enumerate(file, 2):
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 # Only a crash leaves a line without its end, and nothing follows it.
                 if line.endswith("\n"):
                     raise ConfigError(f"{path}: line {number} is no JSON; the file was altered") from None

@@ -365,7 +365,10 @@ class Tokenizer:
         The template's special tokens are parsed. Those spelled out in the text of a message, tool or variable are not,
         so that it cannot forge a turn.
         """
-        guarded, *others = (_guard(v, self._special_starts) for v in (plain_messages(messages), tools, variables))
+        try:
+            guarded, *others = (_guard(v, self._special_starts) for v in (plain_messages(messages), tools, variables))
+        except RecursionError:
+            raise InvalidRequestError.of("messages", "a call's arguments are nested too deep; send less") from None
         text = self.render_chat(guarded, tools=others[0], variables=others[1])
         if _BREAK in text:
             ids = _ids(self._guarded_backend, text)

@@ -76,6 +76,7 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
     [
         "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
         '{"specdec_trace":6,"controller":{}}\n',
+        "[" * 100_000 + "\n",
         '{"specdec_trace":5}\n', '{"specdec_trace":5,"controller":7}\n', '{"specdec_trace":5,"contr',
     ],
 )  # fmt: skip
@@ -101,6 +102,7 @@ def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     "line",
     [
         "7", "[]", "{}", "null", '{"drafters":[]}', '{"drafters":7}', '{"drafters":[7],"step":1}', "{broken",
+        "[" * 100_000,
         json.dumps({"step": 1, "drafters": [{"name": "a", "decision": "on", "mood": 7}]}),
     ],
 )  # fmt: skip

@@ -58,6 +58,12 @@ def call(arguments: Any) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
 
 
+def test_arguments_that_are_nested_too_deep_are_refused(tokenizer: Tokenizer) -> None:
+    deep = '{"a":' * 600 + "{}" + "}" * 600
+    with pytest.raises(InvalidRequestError, match="messages: a call's arguments are nested too deep; send less"):
+        tokenizer.encode_chat([{"role": "assistant", "content": "", "tool_calls": [call(deep)]}])
+
+
 def test_tools_and_calls_are_rendered_like_transformers(folder: Path, tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer
 

@@ -217,3 +217,9 @@ def test_bug_a_rank_without_effect_is_refused(kind: str, tmp_path: Path) -> None
     result = CliRunner().invoke(cli, ["train-head", "--kind", kind, "--out", str(tmp_path), "--rank", "8"])
     assert result.exit_code == 2
     assert "--rank: only --kind model has one" in result.output
+
+
+def test_a_rank_beyond_all_matrices_is_refused_before_texts_are_collected(tmp_path: Path) -> None:
+    given = ["--kind", "model", "--draft", "smollm2-135m", "--out", str(tmp_path), "--rank", str(10**20)]
+    result = CliRunner().invoke(cli, ["train-head", *given])
+    assert (result.exit_code, "--rank" in result.output) == (2, True)
