@@ -86,6 +86,7 @@ class Conversation:
         except KeyboardInterrupt:
             stopped = True
         except (SpecdecError, click.UsageError) as error:
+            click.echo(nl=bool(answer.text))
             _note(f"Error: {' '.join(str(error).split())}")
             return
         click.echo()

@@ -265,14 +265,15 @@ def _show(runner: Runner, prompt: str | list[ChatTurn], request: Request, predic
     answer = Answer(runner.model, request.sampling.n, write)
     # A generator left by an exception is closed here and now, not whenever it is collected: closing it aborts.
     with closing(runner.events(prompt, request, prediction)) as events:
-        for event in events:
-            answer.take(event)
+        try:
+            for event in events:
+                answer.take(event)
+        finally:
+            click.echo(nl=bool(answer.text) and not as_json)  # also before an error, which begins a line of its own
     if as_json:
         click.echo(json.dumps(answer.as_dict(logprobs=request.output.logprobs is not None)))
-    else:
-        click.echo()
-        if sys.stderr.isatty():
-            click.echo(click.style(answer.summary(), dim=True), err=True)
+    elif sys.stderr.isatty():
+        click.echo(click.style(answer.summary(), dim=True), err=True)
     message = answer.cut_message(request)
     if message:
         click.echo(message, err=True)

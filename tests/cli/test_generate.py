@@ -32,7 +32,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
-from specdec.errors import ModelError
+from specdec.errors import EngineDeadError, ModelError
 from tests.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
@@ -316,6 +316,15 @@ async def test_a_server_streams_text_chat_and_errors() -> None:
     assert "--target, --kv-tokens, --trace-file cannot be used with --server" in mistaken.stderr
     assert "speculation.drafters: unknown model; loaded: suffix" in unknown.stderr
     assert "target_tpot_ms" in slow.stderr
+
+
+def test_an_error_after_a_part_of_the_answer_begins_a_line(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    def broken() -> Invoke:
+        return run_on(SpyEngine(on_third_step=EngineDeadError()))
+
+    result = broken()("hello")
+    assert (result.exit_code, result.output.splitlines()[1][:23]) == (1, "Error: the engine proce")
+    assert broken()("hello", "--json").stdout == ""
 
 
 def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invoke]) -> None:
