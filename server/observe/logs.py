@@ -58,23 +58,34 @@ def _value(value: Any) -> str:
 
 class _DroppingHandler(logging.StreamHandler[TextIO]):
     """Drops lines, and counts them, while a pipe is full or a terminal stopped: waiting would stop the whole server.
-    A pipe that is ready takes 4 KiB, a terminal may take less; a longer line still waits."""
+    A pipe that is ready takes 4 KiB, so a line is written in pieces, and cut where the reader stops."""
 
     _PATIENCE_S = 0.1  # for a reader that is only slow
+    _PIECE = 1024  # characters, of at most 4 bytes
     _lost = 0  # since the last line that was written
+    _unended = ""  # the end of a line that was cut
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            ready = select.select([], [self.stream], [], 0 if self._lost else self._PATIENCE_S)[1]
-        except (OSError, TypeError, ValueError):  # not a file of the system
-            ready = [self.stream]
-        if not ready:
-            self._lost += 1
-            return
-        if self._lost:
+        if self._lost and self._is_ready():
             lost, self._lost = self._lost, 0
             logging.getLogger(__name__).warning("%d log lines were lost, because the output was not read", lost)
-        super().emit(record)
+        try:
+            line = self._unended + self.format(record) + self.terminator
+            for at in range(0, len(line), self._PIECE):
+                if not self._is_ready():
+                    self._lost += 1
+                    break
+                self.stream.write(line[at : at + self._PIECE])
+                self.flush()
+                self._unended = "" if at + self._PIECE >= len(line) else self.terminator
+        except Exception:
+            self.handleError(record)
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(select.select([], [self.stream], [], 0 if self._lost else self._PATIENCE_S)[1])
+        except (OSError, TypeError, ValueError):  # not a file of the system
+            return True
 
 
 LogFormat = Literal["auto", "json", "text"]

@@ -85,6 +85,31 @@ def test_a_reader_that_stops_loses_lines_and_blocks_no_caller() -> None:
     assert messages[at + 1 :] == ["again 0", "again 1", "again 2"]
 
 
+def test_a_long_line_is_cut_where_the_reader_stops() -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 16)
+    with os.fdopen(writing, "w") as stream, logged(), os.fdopen(reading) as reader:
+        configure_logs("json", logging.INFO, stream)
+        text = "é" * 15_000
+
+        def write() -> None:
+            for _ in range(5):
+                logging.getLogger("x").info(text)
+
+        caller = Thread(target=write, daemon=True)
+        caller.start()
+        caller.join(timeout=10)
+        assert not caller.is_alive()
+        found = [reader.readline(), reader.readline()]
+        logging.getLogger("x").info(text)
+        stream.close()
+        found += reader
+    assert [json.loads(line)["message"] for line in found[:2] + found[-1:]] == [text] * 3
+    *_, cut, warning, last = found
+    assert len(cut) < len(last)
+    assert json.loads(warning)["message"] == "3 log lines were lost, because the output was not read"
+
+
 def test_a_terminal_gets_text_and_other_outputs_json() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
