@@ -248,7 +248,7 @@ async def _encode_prompt(
         return await model.tokenizer.encode(prompt, parse_special=True), ()
     if suffix:
         room = fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM
-        packed = await model.maker.pack_between(prompt, suffix, room)
+        packed = await model.maker.pack_between(prompt, suffix, room, salt=fields.engine.get("cache_salt", ""))
         return packed.ids, packed.ends
     if model.tokenizer.loaded.has_chat_template:
         messages = [{"role": role, "content": text} for role, text in (("system", system), ("user", prompt)) if text]

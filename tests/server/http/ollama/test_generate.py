@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from server.completion.prompt_packer import PackedPrompt
+from server.completion.requests import RequestMaker
 from specdec.errors import InvalidRequestError
 from tests.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
@@ -60,6 +62,19 @@ def test_fields_of_the_engine_request(server: Server) -> None:
     template = "<fim_prefix>a<fim_suffix>b!<fim_middle>"
     assert prompt(prompt=template) == prompt(prompt=template, raw=True) == f"{BEGIN}{template}".replace("!", "\xff")
     assert prompt(prompt="<fim_prefix>!") == "user:<fim_prefix>!;"  # talk of it is no template
+
+
+def test_a_gap_is_filled_in_the_scope_of_its_salt(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    salts: list[str] = []
+    pack = RequestMaker.pack_between
+
+    async def seen(maker: RequestMaker, *texts: Any, salt: str = "") -> PackedPrompt:
+        salts.append(salt)
+        return await pack(maker, *texts, salt=salt)
+
+    monkeypatch.setattr(RequestMaker, "pack_between", seen)
+    whole(server, prompt="a", suffix="b", cache_salt="one")
+    assert salts == ["one"]
 
 
 def test_without_a_chat_template_the_prompt_is_continued() -> None:
