@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specdec
+from server.auth.access import HEALTH_PATHS
 from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, ANTHROPIC_ERRORS
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
@@ -58,7 +59,8 @@ class EndpointApp:
             claiming = (each for each in self._endpoints if each.claims is not None and each.claims(call.data))
             endpoint = next(claiming, endpoint)
             call.fields = endpoint.fields
-            if self._server.models.several or (MODEL_QUERY in endpoint.parameters and call.query.get("model")):
+            names_model = MODEL_QUERY in endpoint.parameters and call.query.get("model")
+            if names_model or (self._server.models.several and endpoint.path not in HEALTH_PATHS):
                 call.model = model_of(call, endpoint)
             with call.model.gate.enter() if endpoint.gated else nullcontext():
                 await _unless_gone(call, endpoint.answer(call))
@@ -127,11 +129,8 @@ def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         path = endpoint.path.replace(":path}", "}")
         here, method = paths.setdefault(path, {}), endpoint.method.lower()
         here[method] = _joined(here[method], endpoint.operation) if method in here else endpoint.operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "specdec", "version": specdec.__version__},
-        "paths": paths,
-    }
+    info = {"title": "specdec", "version": specdec.__version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
 def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -343,7 +343,8 @@ def test_a_crashed_engine_leaves_streams_of_other_models_running() -> None:
 @contextmanager
 def live(server: Server) -> Iterator[None]:
     """While no model is loaded the server reports that it is alive but not ready."""
-    assert server.client.get("/livez").status_code == 200
+    for name in ("/livez", "/livez?model=fim", "/ping?model=other", "/version?model=fim"):
+        assert server.client.get(name).status_code == 200
     assert server.client.get("/readyz").status_code == 503
     yield
 
