@@ -153,7 +153,7 @@ def read_tools(body: Body, tokenizer: Tokenizer, flat: FlatTools | None = None) 
             continue
         function = given.object("function") if flat is None else given
         if function is None:
-            given.refuse("function", "must be an object with a name")
+            given.refuse("function", "must be an object with a name; tools of other types are not served")
             continue
         name = _read_function(function, "parameters" if flat is None else flat.schema)
         if names.setdefault(name, i) < i and name:

@@ -312,3 +312,9 @@ def test_parameters_that_share_too_many_alternatives_are_refused(alternatives: d
     tool_use.answer_form(body, RequestFields(), use, tokenizer, ())  # type: ignore[arg-type]
     (violation,) = body.violations.found
     assert (violation.field, "16384 alternatives" in violation.description) == ("tools", True)
+
+
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "custom", "custom": {"name": "f"}}])
+def test_a_tool_of_another_type_is_refused_as_such(tool: dict[str, Any]) -> None:
+    (found,) = violations(parse_chat, BODY | {"tools": [tool]})
+    assert (found.field, "tools of other types are not served" in found.description) == ("tools[0].function", True)
