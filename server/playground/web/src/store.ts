@@ -15,6 +15,7 @@ interface Asked {
 
 const HISTORY = 24;
 const TRACE_STEPS = 60;
+const DRAW_MS = 100;
 const ROUND_MS = 700;
 const CALM_ROUNDS = 8; // between polls of a ready server
 const EAGER_ROUNDS = 3; // and of one that is not
@@ -55,7 +56,7 @@ export const looked = computed<number | null>(() => {
 });
 
 let stopper: AbortController | null = null;
-let frame = 0;
+let drawing: ReturnType<typeof setTimeout> | undefined;
 let runs = 0;
 
 /** Returns `thing`, and makes the component render again when runs have new data. */
@@ -86,11 +87,12 @@ export function show(run: Run): void {
   });
 }
 
+/** Draw new data of runs soon. On the server's machine each redraw takes processor time from the engine. */
 function refresh(): void {
-  frame ||= requestAnimationFrame(() => {
-    frame = 0;
+  drawing ||= setTimeout(() => {
+    drawing = undefined;
     tick.value++;
-  });
+  }, DRAW_MS);
 }
 
 /** Run the form's request once, in its mode. */

@@ -1,12 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { change, choose, compare, compared, connection, generate, history, info, look, notice, reportOf, show, stop } from "../src/store";
+import { effect } from "@preact/signals";
+import {
+  change, choose, compare, compared, connection, generate, history, info, live, look, notice, reportOf, show, stop,
+} from "../src/store";
 import type { Info } from "../src/wire";
 
 test("both runs of a comparison send one request, whatever changes meanwhile", async () => {
   const sent: Record<string, any>[] = [];
   Object.assign(globalThis, {
-    requestAnimationFrame: (draw: () => void) => draw(),
     fetch: async (_path: string, init: RequestInit) => {
       sent.push(JSON.parse(String(init.body)));
       change({ messages: [{ role: "user", content: "edited" }], temperature: "1" });
@@ -23,7 +25,6 @@ test("both runs of a comparison send one request, whatever changes meanwhile", a
 
 test("a comparison is shown with its own runs only", async () => {
   Object.assign(globalThis, {
-    requestAnimationFrame: (draw: () => void) => draw(),
     fetch: async () => new Response("data: [DONE]\n\n"),
   });
   await generate();
@@ -51,6 +52,29 @@ test("a comparison whose first run is stopped promises no second one", async () 
   assert.equal(compared.value, null);
 });
 
+test("an answer is drawn a few times a second, however fast it arrives", async (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  let sent = 0;
+  const pull = async (stream: ReadableStreamDefaultController) => {
+    await new Promise((done) => setImmediate(done));
+    const data = sent++ < 40 ? JSON.stringify({ choices: [{ text: "a", token_ids: [sent] }] }) : "[DONE]";
+    stream.enqueue(new TextEncoder().encode(`data: ${data}\n\n`));
+  };
+  Object.assign(globalThis, {
+    fetch: async () => new Response(new ReadableStream({ pull })),
+  });
+  let drawn = 0;
+  const end = effect(() => {
+    live(null);
+    drawn++;
+  });
+  await generate();
+  end();
+  context.mock.timers.runAll();
+  assert.equal(history.value.at(-1)?.text, "a".repeat(40));
+  assert.equal(drawn, 2, "before it and after it: no time passes here");
+});
+
 test("the state shown is that of the chosen model", async () => {
   const asked: string[] = [];
   Object.assign(globalThis, { fetch: async (path: string) => (asked.push(path), Response.json([])) });
@@ -62,7 +86,6 @@ test("the state shown is that of the chosen model", async () => {
 
 test("the cause of a failure stays in sight while the server answers", async () => {
   Object.assign(globalThis, {
-    requestAnimationFrame: (draw: () => void) => draw(),
     fetch: async (_path: string, init: RequestInit) => (init.method ? new Response("") : Response.json([])),
   });
   change({ messages: [{ role: "user", content: "first" }] });
