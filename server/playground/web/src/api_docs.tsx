@@ -25,7 +25,6 @@ interface Operation {
 }
 
 interface Document {
-  info: { version: string };
   paths: Record<string, Record<string, Operation>>;
 }
 

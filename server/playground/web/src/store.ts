@@ -167,7 +167,9 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
 export async function look(): Promise<void> {
   try {
     await getJson(`/readyz${asking("?")}`, apiKey.value);
-    if (!info.value || connection.value !== "ready") info.value = await getJson<Info>(`/page/info${asking("?")}`, apiKey.value);
+    const asked = chosen();
+    const found = await getJson<Info>(`/page/info${asking("?")}`, apiKey.value);
+    if (chosen() === asked) info.value = found;
     connection.value = "ready";
     if (notice.value?.lost) notice.value = null;
   } catch (error) {
@@ -183,16 +185,12 @@ export async function look(): Promise<void> {
 
 /** Use this model from now on. */
 export async function choose(model: string): Promise<void> {
-  try {
-    const chosen = await getJson<Info>(`/page/info?model=${encodeURIComponent(model)}`, apiKey.value);
-    batch(() => {
-      info.value = chosen;
-      change({ drafters: null });
-    });
-    await readTrace();
-  } catch {
-    await look(); // reports the error
-  }
+  batch(() => {
+    info.value = { ...info.value!, model };
+    change({ drafters: null });
+  });
+  await look();
+  await readTrace();
 }
 
 /** The form's request as a command line. */
@@ -232,12 +230,9 @@ export async function readTrace(): Promise<void> {
 export async function watch(): Promise<never> {
   for (let round = 0; ; round++) {
     if (!document.hidden) {
-      if (round % (connection.value === "ready" ? CALM_ROUNDS : EAGER_ROUNDS) === 0) {
-        await look();
-        await readTrace();
-      } else if (busy.value) {
-        await readTrace();
-      }
+      const due = round % (connection.value === "ready" ? CALM_ROUNDS : EAGER_ROUNDS) === 0;
+      if (due) await look();
+      if (due || busy.value) await readTrace();
     }
     await new Promise((done) => setTimeout(done, ROUND_MS));
   }

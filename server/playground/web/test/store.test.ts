@@ -128,4 +128,8 @@ test("a server that restarts without the chosen model is shown with its default 
   [ready, served] = [true, ["a", "c"]];
   await look();
   assert.deepEqual([connection.value, info.value?.model], ["ready", "a"]);
+  served = ["d"]; // it has restarted between two looks
+  await look();
+  assert.deepEqual(info.value?.models, ["d"]);
+  info.value = null;
 });
