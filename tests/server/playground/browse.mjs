@@ -186,12 +186,17 @@ async function trouble() {
   await page.route("**/v1/completions", (route) =>
     route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), cache_salt: "slow" }) }),
   );
-  await page.locator("[name=prompt]").fill("abc".repeat(20)); // echoed, one token each 0.05 s
+  await page.locator("[name=prompt]").fill("\n".repeat(60)); // echoed, one token each 0.05 s
   await page.locator("[name=maxTokens]").fill("60");
   await page.getByRole("radio", { name: "Off" }).check();
   await page.getByRole("button", { name: /Generate/ }).click();
   await page.locator(".tokens.live").waitFor();
   const animation = await page.evaluate(() => getComputedStyle(document.querySelector(".tokens"), "::after").animationName);
+  await page.waitForFunction(() => document.querySelector(".tokens").scrollTop > 50);
+  await page.locator(".tokens").evaluate((at) => at.scrollTo(0, 0));
+  await page.waitForTimeout(400);
+  const scrolled = await page.locator(".tokens").evaluate((at) => at.scrollTop);
+  await page.mouse.click(4, 990); // the focus is on nothing now
   await page.keyboard.press("Escape");
   await finished(page);
   const stopped = await page.locator(".output .summary").textContent();
@@ -210,7 +215,7 @@ async function trouble() {
   await page.context().setOffline(false);
   await ready(page);
   const mended = await page.getByRole("alert").count();
-  return { animation, stopped, clean, refused, invalid, corrected, lost, mended };
+  return { animation, scrolled, stopped, clean, refused, invalid, corrected, lost, mended };
 }
 
 async function locked() {

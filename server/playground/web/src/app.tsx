@@ -11,11 +11,8 @@ import { StepPanel } from "./step_panel";
 import { count, ms } from "./figures";
 
 function App() {
-  const leave = (event: KeyboardEvent) => {
-    if (event.key === "Escape" && busy.value) stop();
-  };
   return (
-    <div class="app" onKeyDown={leave}>
+    <div class="app">
       <a class="skip" href="#output">
         Skip to the output
       </a>
@@ -65,4 +62,6 @@ function Announcement() {
 }
 
 render(location.pathname === "/docs" ? <ApiDocs /> : <App />, document.getElementById("page")!);
+// Wherever the focus is, which may be on nothing.
+addEventListener("keydown", (event) => event.key === "Escape" && stop());
 void watch();

@@ -88,14 +88,17 @@ function Empty({ run }: { run: Run | null }) {
 
 function Filled({ run }: { run: Run }) {
   const box = useRef<HTMLDivElement>(null);
+  const end = useRef(0);
   const chosen = run === shown.value ? selected.value : null;
   const { steps, tokens } = live(run);
   useEffect(() => {
     if (chosen !== null) document.getElementById(tokenId(run, chosen))?.scrollIntoView({ block: "nearest" });
   }, [chosen]);
   useEffect(() => {
-    const { current } = box;
-    if (current && chosen === null && busy.value) current.scrollTop = current.scrollHeight;
+    const { scrollTop, clientHeight, scrollHeight } = box.current!;
+    // A reader who has scrolled up by a line, 23 pixels, stays there.
+    if (chosen === null && busy.value && scrollTop + clientHeight > end.current - 23) box.current!.scrollTop = scrollHeight;
+    end.current = scrollHeight;
   }, [tokens.length]);
   const click = (event: MouseEvent) => {
     const index = (event.target as HTMLElement).dataset.token;
