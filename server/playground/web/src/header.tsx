@@ -100,7 +100,7 @@ function Key() {
           placeholder="API key"
           title="Kept in this tab's memory only"
           value={apiKey.value}
-          onInput={(event) => (apiKey.value = event.currentTarget.value.trim())}
+          onInput={(event) => (apiKey.value = event.currentTarget.value.replace(/[^!-~]/g, ""))}
           onChange={() => void tryKey()}
         />
       </label>
