@@ -200,6 +200,11 @@ async function trouble() {
   await page.keyboard.press("Escape");
   await finished(page);
   const stopped = await page.locator(".output .summary").textContent();
+  const copied = await page.locator(".tokens").evaluate((at) => {
+    getSelection().selectAllChildren(at);
+    const event = new ClipboardEvent("copy", { clipboardData: new DataTransfer(), bubbles: true, cancelable: true });
+    return at.dispatchEvent(event) ? String(getSelection()) : event.clipboardData.getData("text/plain");
+  });
   const clean = [...faults];
   await page.locator("[name=temperature]").fill("1000");
   await page.getByRole("button", { name: /Generate/ }).click();
@@ -215,7 +220,7 @@ async function trouble() {
   await page.context().setOffline(false);
   await ready(page);
   const mended = await page.getByRole("alert").count();
-  return { animation, scrolled, stopped, clean, refused, invalid, corrected, lost, mended };
+  return { animation, scrolled, stopped, copied, clean, refused, invalid, corrected, lost, mended };
 }
 
 async function locked() {

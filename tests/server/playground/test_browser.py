@@ -151,6 +151,7 @@ def test_a_stop_an_error_and_a_lost_server_are_shown(browse: Browse) -> None:
         assert server.comes_to(lambda: server.serving.client.in_flight == 0)
     assert "stopped" in seen["stopped"]
     assert seen["scrolled"] == 0  # where the visitor left it, while tokens arrive
+    assert seen["copied"].endswith("\n\n")  # without the marks of line breaks
     assert seen["animation"] == "none"
     assert seen["clean"] == []
     assert "temperature" in seen["refused"]

@@ -54,11 +54,7 @@ function Announcement() {
   const run = live(shown.value);
   if (!run) return null;
   if (busy.value) return <>Generating, speculation {run.mode}.</>;
-  return (
-    <>
-      {run.state}: {count(run.tokens.length, "token")} in {ms(run.lastMs)}.
-    </>
-  );
+  return <>{run.state}: {count(run.tokens.length, "token")} in {ms(run.lastMs)}.</>;
 }
 
 render(location.pathname === "/docs" ? <ApiDocs /> : <App />, document.getElementById("page")!);

@@ -116,6 +116,10 @@ function Filled({ run }: { run: Run }) {
         aria-orientation="horizontal"
         aria-activedescendant={chosen === null ? undefined : tokenId(run, chosen)}
         onClick={click}
+        onCopy={(event) => {
+          event.preventDefault(); // the marks of line breaks are not part of the answer
+          event.clipboardData?.setData("text/plain", String(getSelection()).replace(/↵(\n|$)/g, "\n"));
+        }}
         onKeyDown={(event) => move(event, run, chosen)}
         onFocus={(event) => {
           if (chosen === null && (event.target as HTMLElement).matches(":focus-visible")) select(run, 0);
