@@ -155,8 +155,9 @@ def test_the_image_runs_the_server_without_root_and_has_a_health_check() -> None
     assert f"EXPOSE {defaults.grpc_port} {defaults.http_port}" in last
     (entry,) = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in last if line.startswith("ENTRYPOINT ")]
     (command,) = [json.loads(line.removeprefix("CMD ")) for line in last if line.startswith("CMD ")]
-    assert entry[:2] == ["specdec", "serve"]
-    assert serve_flags([*entry, *command]) <= known_flags()
+    assert entry[:4] == ["tini", "--", "specdec", "serve"]  # process 1 would ignore a SIGTERM until Python handles it
+    assert any("apt-get install" in line and " tini " in line for line in last)
+    assert serve_flags([*entry[2:], *command]) <= known_flags()
     root = DEPLOY.parent
     for line in lines:
         if line.startswith("COPY ") and "--from" not in line:
