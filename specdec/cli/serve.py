@@ -234,7 +234,7 @@ def _program() -> str:
     found = shutil.which("specdec")
     if found is not None and os.path.exists(script) and os.path.samefile(found, script):
         return "specdec"
-    return shlex.quote(os.path.relpath(script))
+    return shlex.quote(script)
 
 
 @click.command("status")

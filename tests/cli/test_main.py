@@ -299,7 +299,7 @@ def test_ready_lines_have_addresses_and_a_command_to_paste(
     chat = ready_lines(Addresses(host, 8400, 8401), INFO, True)
     assert chat[0].startswith("ready: m, int8, native kernels, bitwise")
     assert f"http://{shown}:8401/v1 " in "\n".join(chat)
-    assert f'bin/specdec generate --server {shown}:8400 --chat "' in chat[-1]
+    assert f' {script} generate --server {shown}:8400 --chat "' in chat[-1]  # a service's folder is not its reader's
     monkeypatch.setenv("PATH", str(script.parent))
     plain = ready_lines(Addresses(host, 8400, None), INFO, False)
     assert f' specdec generate --server {shown}:8400 "' in plain[-1]
