@@ -8,14 +8,14 @@ import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import RECORDS_FILE, FileErrors
-from server.experiment.config import NAME, ExperimentConfig, parse_config, refuse
+from server.experiment.config import NAME, parse_config, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, difference, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
@@ -278,18 +278,18 @@ class Experiments:
                 )
 
     async def _begin(self, plan: LivePlan, text: str) -> ExperimentStatus:
-        name, config = plan.config.name, plan.config
+        name = plan.config.name
         assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
         await self._save(name)
         if name in self._unsaved:
             raise ExperimentNotStartedError(f"experiment {name} has ended, but {folder.path} cannot be written")
-        earlier = await asyncio.to_thread(_earlier, folder, config) if folder.exists else None
-        written, ran_s = earlier or ({}, 0.0)
+        earlier = await asyncio.to_thread(_earlier, folder, plan, text) if folder.exists else None
+        plan, written, ran_s = earlier or (plan, {}, 0.0)
         if earlier is None:
-            manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
+            manifest = Manifest(config=plan.config, started=now_text(), facts=live_facts(self._client.info))
             await asyncio.to_thread(folder.begin, text, manifest)
-        if over := limit_reached(config.stopping, written, ran_s):  # the server ended before the state was written
+        if over := limit_reached(plan.config.stopping, written, ran_s):  # the server ended before the state was written
             _LOG.info("experiment %s is over: %s", name, over)
             state = StoredState(state="finished", at=now_text(), reason=over, records=written, ran_s=ran_s)
             await asyncio.to_thread(folder.note, state)
@@ -392,20 +392,23 @@ def _stopped(folder: ExperimentFolder, reason: str) -> StoredState:
     return StoredState(state="stopped", at=now_text(), reason=reason, records=folder.written(), ran_s=ran_s)
 
 
-def _earlier(folder: ExperimentFolder, config: ExperimentConfig) -> tuple[dict[str, int], float] | None:
-    """Of earlier runs of the same experiment: records by arm, and seconds that it ran. None: it has ended without a
-    record, for example because its draft model cannot be loaded; its name can then be used again.
+def _earlier(folder: ExperimentFolder, plan: LivePlan, text: str) -> tuple[LivePlan, dict[str, int], float] | None:
+    """Of earlier runs of the same experiment: ``plan`` with the defaults of the version that began it, records by arm,
+    and seconds that it ran. None: it has ended without a record, for example because its draft model cannot be loaded;
+    its name can then be used again. text: of the plan.
 
     Raises:
         ExperimentNotStartedError: the folder belongs to another plan, or the experiment has finished.
     """
-    name, state, written = config.name, folder.state(), folder.written()
+    name, state, written = plan.config.name, folder.state(), folder.written()
     if state.state != "running" and not written:
         return None
-    if found := difference(folder.manifest().config.model_dump(mode="json"), config.model_dump(mode="json"), "plan"):
+    begun = folder.manifest().config
+    found = difference(begun.model_dump(mode="json"), plan.config.model_dump(mode="json"), "plan")
+    if found and text != folder.plan_text():
         raise ExperimentNotStartedError(
             f"there are records of an experiment {name} with another plan ({found}); choose another name"
         )
     if state.state == "finished":
         raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
-    return written, state.spent_s
+    return replace(plan, config=begun), written, state.spent_s

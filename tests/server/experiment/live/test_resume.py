@@ -228,6 +228,24 @@ async def test_bug_a_caller_that_leaves_does_not_interrupt_the_start(
         assert "widths=" in (await server.ask("y")).headers["x-specdec-arm"]
 
 
+async def test_an_experiment_keeps_the_defaults_with_which_it_began(tmp_path: Path) -> None:
+    place = tmp_path / "experiments" / "widths" / "manifest.json"
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.ask("x")
+        await server.recorded(1)
+    former = place.read_text().replace("queue_ms@p95", "queue_ms@p99")
+    place.write_text(former)  # as a version with another default guardrail wrote it
+    async with live_server(tmp_path) as server:
+        assert (await server.experiments.get("widths")).state == "running"
+        await server.experiments.stop("widths")
+        assert (await server.experiments.start(PLAN)).state == "running"
+        await server.experiments.stop("widths")
+        with pytest.raises(ExperimentNotStartedError, match=r"with another plan \(plan.guardrails was"):
+            await server.experiments.start(PLAN + "# the same, but not its text\n")
+    assert place.read_text() == former
+
+
 async def test_bug_the_name_of_an_experiment_without_records_is_free(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
