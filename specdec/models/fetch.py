@@ -121,9 +121,9 @@ class Fetcher:
         return self._folder / f"{entry.name}.gguf"
 
     def is_complete(self, entry: CatalogueEntry) -> bool:
-        """Whether the model's file exists and has its full size."""
+        """Whether the model's file exists and has its full size; False in a folder that this user may not read."""
         path = self.path(entry)
-        return path.exists() and path.stat().st_size == entry.size
+        return os.path.exists(path) and path.stat().st_size == entry.size
 
     def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
         """Fetch the model unless it is complete, and return its path. One process fetches, others wait for it.
@@ -140,7 +140,8 @@ class Fetcher:
                 if not self.is_complete(entry):
                     self._fetch(entry, progress)
         except OSError as error:
-            raise ModelError(f"{self._folder}: {entry.name} cannot be stored: {error.strerror or error}") from None
+            reason = f"{entry.name} cannot be stored: {error.strerror or error}; choose another cache folder"
+            raise ModelError(f"{self._folder}: {reason}") from None
         return self.path(entry)
 
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:

@@ -226,10 +226,8 @@ class TokenizerCache:
         self._folder = folder
 
     def read(self, key: str) -> tuple[str, TokenizerInfo] | None:
-        """The tokenizer cached under ``key``; None if there is none, or it is damaged or of another format."""
+        """The tokenizer cached under ``key``; None if there is none that is readable, whole and of this format."""
         place = self._place(key)
-        if not place.exists():
-            return None
         try:
             head, _, raw = place.read_bytes().partition(b"\n")
             data = json.loads(head)
@@ -239,8 +237,10 @@ class TokenizerCache:
                 raise ValueError("digest differs")
             info = TokenizerInfo(**data["info"] | {"eos_ids": tuple(data["info"]["eos_ids"])})
             return raw.decode("utf-8"), info
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s: cached tokenizer is damaged (%s), converting again", place, error)
+            logger.warning("%s: cached tokenizer cannot be used (%s), converting again", place, error)
             return None
 
     def write(self, key: str, serialised: str, info: TokenizerInfo) -> None:

@@ -380,11 +380,10 @@ class PackedCache:
         self.path = folder / f"{self._stem}-{self.key[:16]}.packed"
 
     def open(self) -> PackedFile | None:
-        """The cached file with its header checked; None if there is none. A damaged file is deleted."""
-        if not self.path.exists():
-            return None
+        """The cached file with its header checked; None if there is none, or its folder cannot be read. A damaged file
+        is deleted."""
         try:
-            return PackedFile(self.path, self.key)
+            return PackedFile(self.path, self.key) if os.path.exists(self.path) else None
         except PackedFileError as error:
             self._discard(error)
             return None
@@ -422,7 +421,7 @@ class PackedCache:
 def cut_output(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
     """``checkpoint`` with its output table cut, if ``cut`` is for its vocabulary."""
     found = CutCheckpoint(checkpoint, cut.ids)
-    if PackedCache(cache_dir / "packed", found, dtype).path.exists():
+    if os.path.exists(PackedCache(cache_dir / "packed", found, dtype).path):
         return found  # written when it was checked
     same = checkpoint.tokenizer(cache_dir).fingerprint == cut.fingerprint
     return found if same and cut.ids[-1] < checkpoint.open().config.vocab_size else checkpoint
