@@ -324,20 +324,13 @@ class EngineClient:
         return info
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take what the engine answers.
-
-        Raises:
-            ValueError, TypeError: the frame is malformed.
-        """
+        """As `EngineListener.on_frame`."""
         kind, *rest = frame
-        match kind:
-            case Frame.EVENTS:
-                for parts in rest[0]:
-                    self._table.deliver(unpack_event(parts))
-            case Frame.ADMIN:
-                self._on_answer(*rest)
-            case _:
-                raise ValueError(f"unknown frame {kind!r}")
+        if kind == Frame.ADMIN:
+            self._on_answer(*rest)
+            return
+        for parts in rest[0]:  # `EVENTS`
+            self._table.deliver(unpack_event(parts))
 
     def _on_answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
         answer = self._calls.get(number)

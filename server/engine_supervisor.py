@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 
 from server.engine_process import DEFAULT_FACTORY, LINE_BREAK
-from server.ipc import Frame, FrameError, FrameLink, unpack
+from server.ipc import Frame, FrameLink, unpack
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.core.types import EngineInfo, EngineLoad
@@ -221,11 +221,7 @@ class EngineListener(Protocol):
     """Receives what the engine process sends about calls."""
 
     def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame that concerns calls.
-
-        Raises:
-            ValueError, TypeError: the frame is malformed.
-        """
+        """Take a frame that concerns calls. Raises an exception of any type for a malformed one."""
 
     def on_lost(self, error: EngineDeadError, *, died: bool = False) -> None:
         """End every call with ``error``: no answer will come. died: the process ended by itself."""
@@ -407,7 +403,7 @@ class EngineSupervisor:
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             await child.link.closed()
-        except (FrameError, ValueError, TypeError) as error:
+        except Exception as error:  # of any type: it is the bytes that are wrong
             _LOG.exception("the engine process %d sent a malformed frame", child.pid)
             self._last_words = (False, f"it sent a malformed frame: {error}")
             child.kill()

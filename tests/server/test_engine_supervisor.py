@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from server import engine_supervisor
+from server.engine_client import EngineClient
 from server.engine_supervisor import EngineChild, EngineSupervisor, RestartPolicy
 from server.ipc import Frame, pack
 from specdec.client.connection import CallError, RetryPolicy
@@ -32,9 +33,20 @@ class ScriptedChild:
         self.link, self.last_frame_s = self, 0.0
         self._take = take
         self._dead = asyncio.Event()
+        self._fault: Exception | None = None
 
     async def closed(self) -> None:
         await self._dead.wait()
+        if self._fault is not None:
+            raise self._fault
+
+    def sends(self, frame: list[Any]) -> None:
+        """The link keeps what `take` raises for `closed`."""
+        try:
+            self._take(frame)
+        except Exception as error:
+            self._fault = error
+            self.kill()
 
     def becomes_ready(self) -> None:
         self._take([Frame.READY, pack(INFO)])
@@ -183,6 +195,26 @@ async def test_the_end_after_processes_that_cannot_be_started_is_logged(
     await supervisor.close()
     assert "no such program; it is not started any more" in caplog.text
     assert "restart the server" in str(supervisor.unavailable())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        [Frame.EVENTS, [[9, "request"]]],  # a kind of event that there is not
+        [Frame.EVENTS],
+        [Frame.EVENTS, [[2]]],
+        [Frame.ALIVE, 5],
+        ["unknown"],
+    ],
+)
+async def test_an_engine_that_sends_a_malformed_frame_is_restarted(
+    monkeypatch: pytest.MonkeyPatch, frame: list[Any]
+) -> None:
+    async with acting(monkeypatch, first_s=0.0) as scene:
+        EngineClient(scene.supervisor)  # listens
+        (await starts(scene, 1.0)).sends(frame)
+        await starts(scene, 1.0)
+        assert scene.supervisor.is_ready
 
 
 def test_a_slow_engine_may_be_silent_for_longer() -> None:
