@@ -176,10 +176,6 @@ class Replica:
         self._inbox.append(request)
         return stream
 
-    def abort(self, request_id: str) -> bool:
-        """Called by admission."""
-        return self._engine.abort(request_id)
-
     def _next(self, request_id: str) -> Outcome:
         """Returns what the reader of a request gets. It is available, so the coroutine must not wait."""
         stream = self._streams[request_id]

@@ -61,13 +61,11 @@ def chi_square_ratio(counts: Sequence[int], weights: Sequence[float]) -> float:
 
 
 def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100.0) -> float:
-    """p-value, valid at any time, that arms [n], in order of arrival, follow ``weights``.
+    """p-value, valid at any time, that arms [n >= 1], in order of arrival, follow ``weights``.
 
     The sequential multinomial test of Lindon & Malek (arXiv 2011.03567): multinomial chances drawn from a Dirichlet
     with ``prior`` * weights against the weights; the inverse of its maximum so far is a p-value by Ville's inequality.
     """
-    if len(arms) == 0:
-        return 1.0
     shares: Floats = np.asarray(weights, np.float64) / sum(weights)
     counts = np.cumsum(arms[:, None] == np.arange(len(shares)), axis=0).astype(np.float64)
     n = np.arange(1.0, len(arms) + 1)
