@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import time
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -21,8 +22,9 @@ from server.http.http_server import HttpServer
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
 from specdec.errors import ConfigError
+from tests.server.harness import unread_bytes
 from tests.server.http.calls import ignored, make_call, make_context, receiving
-from tests.server.http.harness import COMPLETIONS, Server, running
+from tests.server.http.harness import COMPLETIONS, Server, events, running
 
 
 def talk(server: Server, data: bytes, *, until: bytes | None = None) -> bytes:
@@ -263,6 +265,52 @@ def test_shutdown_waits_for_no_idle_or_stalled_connection() -> None:
         half.close()
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{server.url}/livez")
+
+
+def test_a_reader_may_pause_and_one_that_stalls_delays_no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def listen(host: str, port: int) -> list[socket.socket]:
+        found = await http_server_listen(host, port)
+        for listener in found:  # its connections inherit the size
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return found
+
+    http_server_listen = http_server.listen
+    monkeypatch.setattr(http_server, "listen", listen)
+    asked: dict[str, Any] = {"prompt": ["abc" * 20] * 4, "n": 16, "stream": True, "max_tokens": 60}
+    body = json.dumps(asked).encode()
+    call = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with running() as server:
+        client = server.serving.client
+
+        def stalled() -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            connection.sendall(call)
+            assert server.comes_to(lambda: client.in_flight == 0 and unread_bytes(client) > 0)
+            time.sleep(0.3)
+            assert unread_bytes(client) > 1 << 16  # waits in the streams, whose bound counts it, not in the socket
+            return connection
+
+        with stalled() as connection:
+            response = HTTPResponse(connection)
+            response.begin()
+            found = texts_of(events(response.read()))
+        assert found == texts_of(server.stream(**asked))
+        with stalled():
+            pass
+        assert server.comes_to(lambda: unread_bytes(client) == 0)
+        with stalled():
+            began = time.monotonic()
+            server.run(server.serving.stop())
+            assert time.monotonic() - began < 5
+        assert unread_bytes(client) == 0
+
+
+def texts_of(chunks: list[Any]) -> list[str]:
+    """The text of each choice."""
+    found: dict[int, str] = {}
+    for choice in (choice for chunk in chunks[:-1] for choice in chunk["choices"]):
+        found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return [found[index] for index in sorted(found)]
 
 
 async def test_a_port_in_use_or_a_foreign_address_is_one_clear_error() -> None:
