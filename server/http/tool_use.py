@@ -235,10 +235,10 @@ def _values(functions: Sequence[Mapping[str, Any]]) -> Iterator[int]:
 
 
 def _answer_schema(form: GrammarParams) -> dict[str, Any] | None:
-    """The JSON schema of answers of ``form``; None: they are no JSON, or it is wrong."""
+    """The JSON schema of answers of ``form``; None: they are no JSON, or it is wrong or too long, and is refused."""
     if form.kind is GrammarKind.JSON_OBJECT:
         return {"type": "object"}
-    if form.kind is not GrammarKind.JSON_SCHEMA:
+    if form.kind is not GrammarKind.JSON_SCHEMA or len(form.text) > MAX_SCHEMA_BYTES:
         return None
     try:
         schema = orjson.loads(form.text)

@@ -164,6 +164,22 @@ def test_an_answers_schema_that_is_nested_too_deep_is_named(levels: int) -> None
     assert [v.field for v in found] == ["guided_json"]
 
 
+@pytest.mark.parametrize("as_text", [True, False])
+def test_bug_an_answers_schema_that_is_far_too_long_is_not_read(as_text: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a text it counts as one value of the body, whatever it holds."""
+    read = list[dict[str, Any]]()
+
+    def keep(schema: dict[str, Any]) -> dict[str, Any]:
+        read.append(schema)
+        return schema
+
+    monkeypatch.setattr(tool_use, "without_notes", keep)
+    schema = {"type": "object", "properties": {f"field_{i}": {"type": "integer"} for i in range(6000)}}
+    found = violations(parse_chat, BODY | {"guided_json": json.dumps(schema) if as_text else schema})
+    assert [v.description for v in found] == ["must not exceed 65536 bytes; simplify it"]
+    assert all(len(schema.get("properties", ())) <= 1 for schema in read)  # those of the tools
+
+
 def test_forms_that_are_no_json_prevent_calls_with_a_warning(server: Server) -> None:
     body = BODY | {"max_tokens": 2, "guided_choice": ["a"]}
     assert [note["param"] for note in server.ask("/v1/chat/completions", **body)["warnings"]] == ["tools"]
