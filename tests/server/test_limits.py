@@ -110,6 +110,25 @@ async def test_bodies_share_one_budget() -> None:
     assert budget.used == 0
 
 
+@pytest.mark.parametrize("granted", [False, True])
+async def test_a_call_that_ends_while_its_body_waits_takes_no_room(granted: bool) -> None:
+    budget = BodyBudget(limit=100, own_bytes=0)
+    with budget.body() as first, budget.body() as second, budget.body() as third:
+        await first.reserve(80)
+        ending = asyncio.create_task(second.reserve(60))
+        await until_waiting(budget)
+        behind = asyncio.create_task(third.reserve(20))
+        await asyncio.sleep(0)
+        assert not behind.done()
+        if granted:  # in the same turn of the loop
+            first.arrived(30)
+        ending.cancel()
+        await asyncio.wait([ending])
+        await asyncio.wait_for(behind, 5)
+        assert budget.used == (50 if granted else 100)
+    assert budget.used == 0
+
+
 async def test_a_body_over_the_budget_is_rejected_and_slow_ones_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_budget, "WAIT_S", 0.05)
     budget, cut = BodyBudget(limit=100, own_bytes=0), asyncio.Event()
