@@ -35,7 +35,7 @@ from specdec.core.types import (
     TextRules,
 )
 from specdec.engine.validation import check_requests
-from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
+from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 
 def _message_paths() -> dict[str, str]:
@@ -193,9 +193,6 @@ async def _prompt(
     elif which == "chat":
         ids = await read_chat(message.chat, model, violations)
     else:
-        count, longest = len(message.token_ids.ids), model.info.max_context - 1
-        if count > longest:  # it is not worth a copy
-            raise PromptTooLongError(longest, count)
         ids = list(message.token_ids.ids)
     violations.check(which is not None, "prompt", "one of text, token_ids, chat and fim is needed")
     return PackedPrompt(tuple(ids) or (NO_PROMPT if violations.found else ()))

@@ -98,14 +98,17 @@ async def test_a_too_long_prompt_reports_limit_and_length() -> None:
     async with running_server() as server:
         by_front_end = await refused(server.generation.GenerateStream(stream_request("x" * 200)))
         by_engine = await refused(server.generation.GenerateStream(stream_request(salt="long")))
-        empty = stream_request("x" * 200)
-        empty.sampling.temperature = -1
-        both = await refused(server.generation.GenerateStream(empty))
-    for error, limit, got in ((by_front_end, "127", "201"), (by_engine, "11", "12")):
+        of_ids = pb.GenerateStreamRequest(token_ids=options_pb2.TokenIds(ids=[1] * 201))
+        by_ids = await refused(server.generation.GenerateStream(of_ids))
+        both = []
+        for asked in (stream_request("x" * 200), of_ids):
+            asked.sampling.temperature = -1
+            both.append(bad_fields(await refused(server.generation.GenerateStream(asked))))
+    for error, limit, got in ((by_front_end, "127", "201"), (by_ids, "127", "201"), (by_engine, "11", "12")):
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         info = rich(error)[ErrorInfo]
         assert (info.reason, info.metadata["limit"], info.metadata["got"]) == ("CONTEXT_LENGTH_EXCEEDED", limit, got)
-    assert bad_fields(both) == {"sampling.temperature"}
+    assert both == [{"sampling.temperature"}] * 2
 
 
 async def test_engine_errors_are_internal_and_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
