@@ -179,8 +179,6 @@ def _read(reader: Reader, requests: int, messages: int) -> list[_Timing]:
     for _ in range(requests):
         sent_ns = now_ns()
         heard = [(at_ns, read_stamps(text)) for at_ns, text in reader.read(PROMPT, messages * TOKENS)]
-        if not heard:
-            raise ReaderError("an answer without text")
         first_ns, (arrived_ns, left_ns) = heard[0]
         ways_ns = [at_ns - stamps_ns[-1] for at_ns, stamps_ns in heard]
         found.append(_Timing(first_ns - sent_ns - (left_ns - arrived_ns), ways_ns))
