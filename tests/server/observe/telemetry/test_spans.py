@@ -21,7 +21,7 @@ from opentelemetry.trace import StatusCode
 from server.observe import observer
 from server.observe.logs import CallLog
 from server.observe.observer import Observer
-from server.observe.records import leave_call, set_call
+from server.observe.records import CallRecord, RequestRecord, TelemetryListener, leave_call, set_call
 from server.observe.spans import Spans
 from server.serving import Serving
 from specdec.config import ServerConfig
@@ -50,6 +50,38 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
     monkeypatch.setattr(observer, "_spans", spans)
     yield exporter
+
+
+class BrokenSpans(TelemetryListener):
+    """Raises at every event of ``events``."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def call_began(self, call: CallRecord) -> None:
+        self._fail("call began")
+
+    def request_ended(self, record: RequestRecord) -> None:
+        self._fail("request ended")
+
+    def call_ended(self, call: CallRecord) -> None:
+        self._fail("call ended")
+
+    def close(self) -> None:
+        self._fail("close")
+
+    def _fail(self, event: str) -> None:
+        self.events.append(event)
+        raise RuntimeError(event)
+
+
+def test_a_broken_listener_harms_neither_requests_nor_other_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = BrokenSpans()
+    monkeypatch.setattr(observer, "_spans", lambda _: broken)
+    with logged() as lines, running(otlp_endpoint="http://collector:4317") as server:
+        assert server.ask(prompt="hello")["choices"][0]["finish_reason"] == "length"
+        assert server.comes_to(lambda: bool(lines.of("call", endpoint=COMPLETIONS)))
+    assert broken.events == ["call began", "request ended", "call ended", "close"]
 
 
 class HungCollector(SpanExporter):
