@@ -53,11 +53,9 @@ def share_bounds(hits: float, n: float, alpha: float) -> Interval:
 
 
 def chi_square_ratio(counts: Sequence[int], weights: Sequence[float]) -> float:
-    """p-value of Pearson's chi-square test that ``counts`` follow ``weights``; 1 without counts. Valid for one look."""
-    total = sum(counts)
-    if total == 0:
-        return 1.0
-    return float(stats.chisquare(counts, np.asarray(weights, float) / sum(weights) * total).pvalue)
+    """p-value of Pearson's chi-square test that ``counts``, not all 0, follow ``weights``. Valid for one look."""
+    shares = np.asarray(weights, float) / sum(weights)
+    return float(stats.chisquare(counts, shares * sum(counts)).pvalue)
 
 
 def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100.0) -> float:
