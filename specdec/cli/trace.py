@@ -133,6 +133,8 @@ class TraceSummary:
             *(
                 f"{name}: {stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts accepted "
                 f"({stats.draft_acceptance_rate:.0%})"
+                if stats.num_draft_tokens
+                else f"{name}: no drafts verified"
                 for name, stats in sorted(self.by_drafter.items())
             ),
         ]

@@ -151,3 +151,10 @@ def test_a_step_survives_its_json() -> None:
     found = trace_step(values | {"of_a_later_version": 1})
     assert math.isnan(found.predicted_verify_ms)
     assert dataclasses.replace(found, predicted_verify_ms=0.0) == dataclasses.replace(step, predicted_verify_ms=0.0)
+
+
+def test_a_drafter_that_was_always_off_has_no_acceptance_rate() -> None:
+    summary = TraceSummary()
+    parts = [DrafterTrace("model", "off"), DrafterTrace("suffix", "free", verified=2)]
+    summary.add(dataclasses.replace(fake_step(1), drafters=parts))
+    assert summary.lines()[2:] == ["model: no drafts verified", "suffix: 0 of 2 drafts accepted (0%)"]
