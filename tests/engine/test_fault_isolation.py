@@ -220,6 +220,28 @@ def test_an_error_ends_only_its_own_request(
     engine.close()
 
 
+def test_a_row_that_cannot_be_sampled_ends_only_its_request(
+    undisturbed: dict[tuple[str, int], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batch cannot be sampled either, at any step."""
+    original = Sampler.sample
+
+    def faulty(self: Sampler, logits: Any, rows: Any, *rest: Any) -> Any:
+        if any(row.policy.seed == requests()[0].sampling.seed for row in rows):
+            raise RuntimeError("injected")
+        return original(self, logits, rows, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", faulty)
+    engine = fresh_engine(tmp_path / "t.jsonl")
+    events = run(engine)
+    engine.close()
+    failed = {failure.request_id: failure.message for failure in failures(events)}
+    assert set(failed) == {"greedy", "healed", "lined"}  # the requests of this seed
+    assert all(message.startswith("sampling failed (RuntimeError: injected)") for message in failed.values())
+    found = outputs(events)
+    assert all(found[name, 0] == undisturbed[name, 0] for name in ("sampled", "grammar", "pair"))
+
+
 def test_an_error_of_the_forward_fails_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fresh_engine(tmp_path / "t.jsonl")
     engine.submit(requests()[0])
