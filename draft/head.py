@@ -355,13 +355,10 @@ class HeadDrafter(ModelBasedDrafter):
             self._pages.filled(sequence.pages[depth], sequence.page_keys[depth], context.first_page)
 
     def _grow(self, growing: Seq[HeadGrowth]) -> None:
-        """Grow every tree by a level; one with more nodes than a forward has rows stops growing."""
-        for growth in growing:
-            if len(growth.tree) > self._network.max_rows:
-                growth.frontier = []
-        fits = [growth for growth in growing if growth.frontier]
-        for span in _spans([len(each.tree) for each in fits], [len(each.frontier) for each in fits], self._network):
-            self._grow_group(fits[span])
+        """Grow every tree by a level. None has more nodes than a forward has rows: `MAX_NODES`, the least of these."""
+        sizes, frontiers = [len(each.tree) for each in growing], [len(each.frontier) for each in growing]
+        for span in _spans(sizes, frontiers, self._network):
+            self._grow_group(growing[span])
 
     def _grow_group(self, group: Seq[HeadGrowth]) -> None:
         entries, chosen, row = [], [], 0

@@ -189,8 +189,6 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
         return
     chances = _by_byte(growth, own, likelihoods, target)
     ends = list(accumulate(len(target.token_bytes(token)) for token in canonical))
-    if len(chances) < len(data):
-        return
     if not all(growth.permits(canonical[:i], canonical[i]) for i in range(same, len(canonical))):
         return  # the request's masks or bans exclude the canonical tokens
     _penalise(growth, nodes[same])

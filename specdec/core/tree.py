@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from specdec.core.fields import MAX_DRAFT_NODES
 
@@ -73,16 +73,12 @@ class TokenTree:
         """Tokens from the root's child down to ``node``."""
         return [self.tokens[n] for n in self.path(node)]
 
-    def follow(self, tokens: Sequence[int], among: Collection[int]) -> list[int]:
-        """Nodes along ``tokens`` from the root, as far as they exist and are in ``among``."""
-        nodes: list[int] = []
-        node = 0
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """Nodes along ``tokens`` from the root. Raises KeyError if one has no node."""
+        nodes, node = [], 0
         for token in tokens:
-            child = self._children.get((node, token))
-            if child is None or child not in among:
-                break
-            nodes.append(child)
-            node = child
+            node = self._children[node, token]
+            nodes.append(node)
         return nodes
 
     def subtree(self, kept: Iterable[int]) -> TokenTree:

@@ -74,8 +74,6 @@ def check_requests(
 
 
 def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViolation]:
-    if not request.request_id:
-        yield FieldViolation("request_id", "must not be empty")
     n = len(request.request_id)
     if n > MAX_REQUEST_ID_CHARACTERS:
         yield FieldViolation("request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}")

@@ -350,14 +350,12 @@ class _Job(NamedTuple):
 
 
 def _check_beginning(state: GrammarState, allowed: Sequence[int], eos_ids: Sequence[int]) -> None:
-    mask = state.mask(())
-    if not mask.any():
-        raise InvalidRequestError.of("grammar", "no token of the model can begin such an output; loosen it")
     if not allowed:
         return
     field, ends = "sampling.allowed_token_ids", ", ".join(map(str, eos_ids))
     if not set(allowed) & set(eos_ids):
         raise InvalidRequestError.of(field, f"with a grammar it must hold an end token ({ends}); add it")
+    mask = state.mask(())
     if not (mask & token_mask(allowed, 32 * mask.size)).any():
         raise InvalidRequestError.of(field, "none of them can begin an output of the grammar; allow more")
 

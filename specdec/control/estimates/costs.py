@@ -86,10 +86,8 @@ class CostTable:
         sound = (self._ms > 0) & np.isfinite(self._ms)
         if not self._ms.size or self._ms.shape != (len(contexts), len(rows)) or not sound.all():
             raise ValueError("ms: must be positive numbers, one row per context and one column per number of rows")
-        if not ((np.diff(self._rows) > 0).all() and (np.diff(self._contexts) > 0).all()):
-            raise ValueError("rows, contexts: must rise")
-        if any(high <= low for low, high in pairwise(self._sizes)):
-            raise ValueError("sizes: must rise")
+        if not all((np.diff(each) > 0).all() for each in (self._rows, self._contexts, self._sizes)):
+            raise ValueError("rows, contexts, sizes: must rise")
         if self._rows[0] < 1 or not np.isfinite(self._contexts).all():
             raise ValueError("rows, contexts: must be numbers, rows from 1")
         # Noise only adds time: if more rows took less time, fewer rows can do so too.

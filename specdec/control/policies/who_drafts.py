@@ -70,8 +70,6 @@ def choose_sequences(
         for one, ok in zip(sequences, eligible, strict=True)
     ]
     off = [i for i, decision in enumerate(decisions) if decision is DraftDecision.OFF]
-    if not off:
-        return decisions
     forced, levels, params = decisions.count(DraftDecision.FORCED), prices.levels, drafter.params
     pools = {bucket: drafter.pool(bucket) for bucket in {one.history.bucket for one in sequences}}
     found = {i: _estimate(drafter, sequences[i], pools, covered[i], prefill_ms[i], prices) for i in off}
