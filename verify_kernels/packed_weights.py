@@ -112,11 +112,6 @@ class StackedLinear:
         return sum(part.n for part in self.parts)
 
     @property
-    def k(self) -> int:
-        """Input channels."""
-        return self.parts[0].k
-
-    @property
     def nbytes(self) -> int:
         """Bytes of weights one pass reads."""
         return sum(part.nbytes for part in self.parts)

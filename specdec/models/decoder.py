@@ -66,14 +66,12 @@ def _scaled(inverse: Tensor, theta: float, scaling: tuple[str | float, ...]) -> 
         wavelength = 2 * math.pi / inverse
         smooth = ((original / wavelength - low) / (high - low)).clamp(0, 1)
         return inverse * ((1 - smooth) / factor + smooth)
-    if kind == "yarn":
-        factor, original, fast, slow, _ = values
-        size = len(inverse)
-        low, high = (size * math.log(original / (2 * math.pi * turns), theta) for turns in (fast, slow))
-        first, last = max(math.floor(low), 0), min(math.ceil(high), 2 * size - 1)
-        slowed = ((torch.arange(size, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
-        return inverse * (slowed / factor + 1 - slowed)
-    raise ValueError(f"rope scaling {kind!r} is not known")
+    factor, original, fast, slow, _ = values  # yarn
+    size = len(inverse)
+    low, high = (size * math.log(original / (2 * math.pi * turns), theta) for turns in (fast, slow))
+    first, last = max(math.floor(low), 0), min(math.ceil(high), 2 * size - 1)
+    slowed = ((torch.arange(size, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
+    return inverse * (slowed / factor + 1 - slowed)
 
 
 def final_norm(states: Tensor, weight: Tensor, eps: float) -> NDArray[np.float64]:

@@ -133,7 +133,7 @@ def sample(
     """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
-    them. needs: what `SamplingNeeds.of` said, or more. logits: float32 [rows, vocab], unit stride in a row, of
+    them. needs: what `SamplingNeeds.of` said, or more. logits: float32 [rows > 0, vocab], unit stride in a row, of
     ``workspace``'s vocabulary and at most its rows, which do not overlap. tokens: int32 [rows]. ``table`` has at least
     as many rows as the logits; the rest are ignored.
     """
@@ -182,8 +182,6 @@ def _run(
     chosen: Tensor | None = None,
 ) -> None:
     rows, vocab = logits.shape
-    if rows == 0:
-        return
     plan = workspace.plan
     given: dict[str, Any] = {
         "logits": logits, "row_stride": logits.stride(0), "vocab": vocab, "width": ids.shape[1] if variant.wide else 1,

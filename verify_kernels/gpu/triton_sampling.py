@@ -56,8 +56,6 @@ class TritonSampling:
 
     def _prepare(self, logits: Tensor) -> tuple[Tensor, SamplingWorkspace]:
         here = logits.to(self._device)
-        if here.stride(0) < here.shape[1]:
-            here = here.contiguous()
         rows, vocab = here.shape
         workspace = self._workspaces.get(vocab)
         if workspace is None or workspace.rows < rows:
