@@ -184,8 +184,6 @@ class Sampler:
     ) -> list[TokenLogprobs | None]:
         result: list[TokenLogprobs | None] = [None] * len(tokens)
         wanted = [r for r, top in enumerate(top_logprobs) if top is not None and tokens[r] != NO_TOKEN]
-        if not wanted:
-            return result
         most = max(top for top in top_logprobs if top is not None)
         chosen_rows = logits if len(wanted) == len(tokens) else logits[wanted]
         chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], most)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
 
+from specdec.core.sampling import Sampler
 from tests.core.sampling.cases import Case, cases
 from tests.core.sampling.natives import broken_native, native_sampling, portable_native
 from verify_kernels.cpu.native_backend import NativeSampling
@@ -116,6 +117,8 @@ def test_a_row_of_dead_logits_has_no_token(make: Callable[[], SamplingKernels]) 
         tokens = kernels.sample(logits, rows)
         assert tokens[:2].tolist() == [NO_TOKEN, NO_TOKEN]
         assert tokens[2] != NO_TOKEN
+        sampled = Sampler(kernels).sample(logits, rows, [2, 2, None])  # no row with a token wants them
+        assert sampled == [(NO_TOKEN, None), (NO_TOKEN, None), (tokens[2], None)]
 
 
 MUTANTS = {
