@@ -53,6 +53,8 @@ def test_int4_checkpoints_run_unchanged(act_order: bool, tmp_path: Path, caplog:
     assert model.dtype == "int4"
     assert all(isinstance(linear, Int4Linear) for linear in (layer.qkv, layer.o, layer.down))
     assert isinstance(layer.gate_up, DenseLinear if act_order else Int4Linear)
+    rows = HFCheckpoint(folder).open().rows("layers.0.q", 64, 128)
+    assert torch.equal(layer.qkv.matrix(64, 128).cpu(), rows)  # what its kernel is compared with
     assert ("gate_up is held in 16 bits" in caplog.text) == act_order
     limits = {"max_rows": 16, "max_logit_rows": 16, "max_positions": 64}
     device = DeviceDecoder(model, 2, place(), max_entries=1, **limits)
