@@ -138,6 +138,14 @@ def test_a_batch_probes_what_one_sequence_could_not_afford() -> None:
     assert choose_sequences(drafter, sequences[:1], [True], [0.0], [0.0], prices) == ["off"]
 
 
+def test_one_sequence_is_no_joint_trial() -> None:
+    """It is known to gain nothing, and the drafter's average hardly pays: others would have to share the trial."""
+    drafter, one = make_yield(), make_one()
+    drafter.pools[0] = DraftRecord(34.0, 34 * 1.43, 34 * 3, 34 * 3)
+    one.history.records["m"] = DraftRecord(19.0, 0.0, 19 * 3, 19 * 3)
+    assert decide(drafter, [one], 4.83) == ["off"]
+
+
 def test_sequences_that_do_not_pay_are_excluded_from_a_batch() -> None:
     drafter, sequences = make_yield(), [make_one(i) for i in range(3)]
     for one, tokens in zip(sequences, (6.0, 0.0, 6.0), strict=True):
