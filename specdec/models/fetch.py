@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -95,10 +95,8 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # pip moved it meanwhile
                 total += os.stat(os.path.join(place, name)).st_size
-            except FileNotFoundError:  # pip moved it meanwhile
-                continue
     return total
 
 
