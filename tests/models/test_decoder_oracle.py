@@ -70,13 +70,22 @@ def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Pat
         {"factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3},
         {"factor": 40.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.3},
         {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.7},
+        {"factor": 4.0, "rope_type": "linear"},
     ],
 )
-def test_yarn_equals_transformers(given: dict[str, float], tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, **given}
-    folder = make_tiny_model("qwen3", tmp_path / "m", rope_parameters=yarn, head_dim=64)
+def test_rope_scaling_equals_transformers(given: dict[str, Any], tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "rope_theta": 10000.0, **given}
+    folder = make_tiny_model("qwen3", tmp_path / "m", rope_parameters=scaling, head_dim=64)
     decoder = make_decoder(folder, tmp_path / "cache", native_backend())
     check_logits(decoder, folder, [64])
+
+
+def test_linear_scaling_of_global_layers_equals_transformers(tmp_path: Path) -> None:
+    """As in Gemma 3 from 4B on."""
+    layers = {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}
+    layers["sliding_attention"] = {"rope_type": "default", "rope_theta": 1e4}
+    folder = make_tiny_model("gemma3", tmp_path / "m", rope_parameters=layers)
+    check_logits(make_decoder(folder, tmp_path / "cache", native_backend()), folder, [64])
 
 
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.3, 3.0], "long_factor": [1.0] * 6}
