@@ -207,11 +207,7 @@ class DiskCache:
         return None if before is None or before.written else before
 
     def _write(self, entry: CachedPage) -> None:
-        """Write a page unless it is on disk; one that leaves the cache before it is copied is lost."""
-        with self._erasing:
-            if entry.key in self._files:
-                entry.written = True
-                return
+        """Write a page; one that leaves the cache before it is copied is lost."""
         if self._cached.get(entry.key) is not entry:
             self._missed["evicted"] += 1
             return
