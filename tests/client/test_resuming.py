@@ -91,7 +91,7 @@ async def gather(client: Client, seen: list[RequestEvent] | None = None, **optio
 async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> None:
     script = Script(BROKEN, [started(), delta("c", 4), BREAK], REST)
     async with talking(script) as client:
-        events = await gather(client, stopping=StoppingParams(max_tokens=9, time_limit_s=60.0))
+        events = await gather(client, stopping=StoppingParams(max_tokens=9, time_limit_s=60.0, decode_limit_s=40.0))
     assert [type(event) for event in events] == [Started, *[Delta] * 4, Finished]
     assert "".join(event.text for event in events if isinstance(event, Delta)) == "abccd"
     first, second, third = script.asked
@@ -100,6 +100,8 @@ async def test_resuming_sends_the_received_tokens_and_yields_nothing_twice() -> 
     assert (list(third.resume.token_ids), third.resume.text_characters) == ([1, 2, 3, 4], 3)
     assert (second.sampling.seed, second.resume.numeric_fingerprint) == (5, "numbers")
     assert first.stopping.time_limit_ms > second.stopping.time_limit_ms > third.stopping.time_limit_ms > 50e3
+    decoding = [asked.stopping.decode_time_limit_ms for asked in script.asked]
+    assert decoding[0] > decoding[1] > decoding[2] > 30e3
 
 
 async def test_samples_that_no_server_accepts_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
