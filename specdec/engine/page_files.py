@@ -42,7 +42,7 @@ class PageFiles:
     def __init__(self, folder: Path, fingerprint: str, payload_bytes: int, max_bytes: int) -> None:
         self.record_bytes = _DIGEST_BYTES + payload_bytes
         if max_bytes < 2 * self.record_bytes:
-            raise ValueError(f"a page needs {self.record_bytes} bytes on disk, so {max_bytes} are too few")
+            raise ValueError(f"two pages need {2 * self.record_bytes} bytes on disk, so {max_bytes} are too few")
         self._max_bytes, self._folder = max_bytes, folder / fingerprint
         self._mutex = threading.Lock()
         self._lock = _owned(self._folder)

@@ -149,6 +149,15 @@ def test_a_lower_bound_is_kept_from_the_start(folder: Path) -> None:
     files.close()
 
 
+def test_a_bound_below_two_pages_is_refused_with_what_they_need(folder: Path) -> None:
+    files = opened(folder)
+    files.close()
+    size = files.record_bytes
+    with pytest.raises(ValueError, match=f"two pages need {2 * size} bytes on disk, so {2 * size - 1} are too few"):
+        opened(folder, room=2 * size - 1)
+    opened(folder, room=2 * size).close()
+
+
 def test_folders_and_files_of_others_are_left_alone(folder: Path) -> None:
     """`kv_disk_folder` may be any folder, such as the user's own."""
     document, notes = folder / "Documents" / "thesis.pages", folder / OTHER / "notes.pages"
