@@ -50,8 +50,6 @@ def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
     gate_up: [rows, 2 width] = [gate | up]; out: [rows, width]; float32, float16 or bfloat16 each.
     """
     rows, width = out.shape
-    if out.numel() == 0:
-        return
     grid = (rows, triton.cdiv(width, BLOCK))
     options = launch_options(OPTIONS, out.device)
     act_mul_kernel[grid](gate_up, out, width, GELU=kind == "gelu", BLOCK=BLOCK, **options)

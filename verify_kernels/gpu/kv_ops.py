@@ -164,8 +164,6 @@ def write_kv(
     All arithmetic is float32 and of the row alone.
     """
     rows, heads, head_dim = q_out.shape
-    if rows == 0:
-        return
     entries, max_pages = step.page_table.shape
     kv_heads = k_pool.shape[1]
     half_block, tile_heads = _write_tile(head_dim)

@@ -153,8 +153,6 @@ def linear(
     (`verify_kernels.gpu.quantized_weights`), float32 [rows] and [n].
     """
     (rows, k), n = x.shape, weight.shape[0]
-    if rows == 0:
-        return
     launch, chip = plan_launch(rows, n, k, DENSE_KINDS[x.dtype]), chip_of(x.device)
     linear_kernel[launch.grid](
         x, weight, out, bias, residual, *scales, workspace.partials, workspace.counters, rows, n, k,

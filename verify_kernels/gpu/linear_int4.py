@@ -188,8 +188,6 @@ def linear_int4(
     """
     rows = x.shape[0]
     launch = plan_launch(rows, weight.n, weight.k, "int4", weight.group)
-    if rows == 0:
-        return
     if weight.perm is not None:
         assert workspace.permuted is not None  # made for such weights
         x = torch.index_select(x, 1, weight.perm, out=workspace.permuted[: x.numel()].view(x.shape))

@@ -46,8 +46,6 @@ def norm_rows(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, adds: bool 
     rows, hidden = x.shape
     if hidden > MAX_HIDDEN:
         raise ValueError(f"x: has rows of {hidden}; must be at most {MAX_HIDDEN} wide")
-    if rows == 0:
-        return
     block = next(block for block in BLOCKS if block >= hidden)
     options = launch_options(_options(block), x.device)
     norm_kernel[(rows,)](x, weight, out, hidden, eps, ADDS=adds, BLOCK=block, **options)

@@ -115,8 +115,6 @@ def quantize_rows(
     the other rows.
     """
     rows, k = q.shape
-    if rows == 0:
-        return
     block = _block(k)
     quantize_rows_kernel[(rows,)](
         x, norm, q, scale, k, eps, PROLOGUE=prologue, BLOCK=block, WHOLE=k <= block,

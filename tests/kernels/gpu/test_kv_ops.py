@@ -272,10 +272,3 @@ def test_slots_past_the_table_and_invalid_positions_are_ignored(device, run):  #
     q = case.qkv[2, :64]
     torch.testing.assert_close(case.q_out[2, 0], q)  # at position 0, where the rotation is the identity
     assert case.q_out.isfinite().all()
-
-
-def test_no_rows_are_no_work(device: torch.device) -> None:
-    case = make(device_rows(device, 9, [(3, 0, 1)]))
-    none = {"qkv": case.qkv[:0], "q_out": case.q_out[:0], "depth": case.rows.depth[:0]}
-    case.run(write_kv, **none, entry_of=case.rows.entry_of[:0], parent=case.rows.parent[:0])
-    assert (case.k_pool == UNTOUCHED).all()
