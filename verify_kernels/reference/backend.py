@@ -63,7 +63,7 @@ class ReferenceBackend:
         bias, product = weight.bias, _product(weight)
 
         def op(rows: int, batch: ForwardBatch | None = None) -> None:
-            y = product(_prologue(spec, spec.src[:rows]))
+            y = product(_prologue(spec, weight.k, spec.src[:rows]))
             if bias is not None:
                 y = y + bias[: weight.n]
             dst = spec.dst[:rows, : weight.n]
@@ -141,8 +141,7 @@ def fake_quantise(x: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _prologue(spec: LinearSpec, x: Tensor) -> Tensor:
-    k = spec.weight.k
+def _prologue(spec: LinearSpec, k: int, x: Tensor) -> Tensor:
     if spec.prologue == "rms":
         assert spec.pre_norm is not None
         return rms_norm(x[:, :k], spec.pre_norm, spec.eps)
