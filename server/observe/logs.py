@@ -61,7 +61,6 @@ class _DroppingHandler(logging.StreamHandler[TextIO]):
     A pipe that is ready takes 4 KiB, so a line is written in pieces, and cut where the reader stops."""
 
     _PATIENCE_S = 0.1  # for a reader that is only slow
-    _PIECE = 1024  # characters, of at most 4 bytes
     _lost = 0  # since the last line that was written
     _unended = ""  # the end of a line that was cut
 
@@ -71,13 +70,14 @@ class _DroppingHandler(logging.StreamHandler[TextIO]):
             logging.getLogger(__name__).warning("%d log lines were lost, because the output was not read", lost)
         try:
             line = self._unended + self.format(record) + self.terminator
-            for at in range(0, len(line), self._PIECE):
+            size = 4096 if line.isascii() else 400  # characters, of up to 10 bytes: an escape such as \U0001f600
+            for at in range(0, len(line), size):
                 if not self._is_ready():
                     self._lost += 1
                     break
-                self.stream.write(line[at : at + self._PIECE])
+                self.stream.write(line[at : at + size])
                 self.flush()
-                self._unended = "" if at + self._PIECE >= len(line) else self.terminator
+                self._unended = "" if at + size >= len(line) else self.terminator
         except Exception:
             self.handleError(record)
 

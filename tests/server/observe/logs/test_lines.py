@@ -9,6 +9,7 @@ import logging
 import os
 from threading import Thread
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ def test_a_long_line_is_cut_where_the_reader_stops() -> None:
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 16)
     with os.fdopen(writing, "w") as stream, logged(), os.fdopen(reading) as reader:
         configure_logs("json", logging.INFO, stream)
-        text = "é" * 15_000
+        text = "é" * 14_000
 
         def write() -> None:
             for _ in range(5):
@@ -108,6 +109,19 @@ def test_a_long_line_is_cut_where_the_reader_stops() -> None:
     *_, cut, warning, last = found
     assert len(cut) < len(last)
     assert json.loads(warning)["message"] == "3 log lines were lost, because the output was not read"
+
+
+@pytest.mark.parametrize(("encoding", "letter"), [("latin-1", "\U0001f600"), ("utf-8", "\udcff"), ("utf-8", "a")])
+def test_bug_characters_that_are_escaped_were_longer_than_a_pipe_takes(encoding: str, letter: str) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    stream = io.TextIOWrapper(os.fdopen(writing, "wb"), encoding, "backslashreplace", line_buffering=True)
+    with stream, logged(), os.fdopen(reading, "rb"):
+        configure_logs("json", logging.INFO, stream)
+        caller = Thread(target=logging.getLogger("x").info, args=(letter * 15_000,), daemon=True)
+        caller.start()
+        caller.join(timeout=5)
+        assert not caller.is_alive()
 
 
 def test_a_terminal_gets_text_and_other_outputs_json() -> None:
