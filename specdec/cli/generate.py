@@ -268,11 +268,11 @@ def _show(runner: Runner, prompt: str | list[ChatTurn], request: Request, predic
         try:
             for event in events:
                 answer.take(event)
-        finally:
-            click.echo(nl=bool(answer.text) and not as_json)  # also before an error, which begins a line of its own
-    if as_json:
-        click.echo(json.dumps(answer.as_dict(logprobs=request.output.logprobs is not None)))
-    elif sys.stderr.isatty():
+        except BaseException:
+            click.echo(nl=bool(answer.text) and not as_json)  # an error begins a line of its own
+            raise
+    click.echo(json.dumps(answer.as_dict(logprobs=request.output.logprobs is not None)) if as_json else "")
+    if sys.stderr.isatty() and not as_json:
         click.echo(click.style(answer.summary(), dim=True), err=True)
     message = answer.cut_message(request)
     if message:

@@ -291,12 +291,7 @@ class Client:
         return bool((await self._connection.unary(lambda at: _Generation(at).Abort, request)).aborted)
 
     async def tokenize(
-        self,
-        text: str | Sequence[ChatTurn],
-        *,
-        add_special: bool = True,
-        parse_special: bool = False,
-        model: str = "",
+        self, text: str | Sequence[ChatTurn], *, add_special: bool = True, parse_special: bool = False, model: str = ""
     ) -> list[int]:
         """Token ids of a text or a conversation. add_special: with the model's begin token, if it has one.
         parse_special: encode the names of special tokens as these tokens."""

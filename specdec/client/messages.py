@@ -88,18 +88,23 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     return message
 
 
+_PROMPTS = {"text": "a text", "fim": "a gap", "chat": "a conversation", "token_ids": "token ids"}
+
+
 def fill_prompt(message: Any, prompt: Prompt) -> None:
-    """Put ``prompt`` into ``message``, which has a field of its kind; raises TypeError for one of no kind."""
-    if isinstance(prompt, Fim):
+    """Put ``prompt`` into ``message``; raises TypeError for one of a kind that it has no field for."""
+    taken = [name for name in _PROMPTS if name in message.DESCRIPTOR.fields_by_name]
+    if isinstance(prompt, Fim) and "fim" in taken:
         message.fim.CopyFrom(options.FimPrompt(**asdict(prompt)))
-        return
-    if isinstance(prompt, str):
+    elif isinstance(prompt, str) and "text" in taken:
         message.text = prompt
-    elif isinstance(prompt, Sequence) and prompt and all(isinstance(turn, ChatTurn) for turn in prompt):
+    elif "chat" in taken and isinstance(prompt, Sequence) and prompt and all(isinstance(t, ChatTurn) for t in prompt):
         turns = (turn for turn in prompt if isinstance(turn, ChatTurn))
         message.chat.messages.extend(options.ChatMessage(role=turn.role, content=turn.content) for turn in turns)
-    else:
+    elif "token_ids" in taken:
         _fill_ids(message.token_ids, prompt, "prompt: must be a text, a gap, a conversation, or token ids")
+    else:
+        raise TypeError(f"prompt: must be {' or '.join(_PROMPTS[name] for name in taken)}")
 
 
 def _fill_ids(message: options.TokenIds, tokens: Any, allowed: str) -> None:

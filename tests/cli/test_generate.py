@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,18 @@ def test_an_error_after_a_part_of_the_answer_begins_a_line(run_on: Callable[[Spy
     result = broken()("hello")
     assert (result.exit_code, result.output.splitlines()[1][:23]) == (1, "Error: the engine proce")
     assert broken()("hello", "--json").stdout == ""
+
+
+class SilentEngine(SpyEngine):
+    """Its answers have no text."""
+
+    def step(self) -> list[RequestEvent]:
+        return [replace(event, text="") if isinstance(event, Delta) else event for event in super().step()]
+
+
+def test_a_whole_answer_ends_with_a_line_break_even_without_text(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    result = run_on(SilentEngine())("hello")
+    assert (result.exit_code, result.stdout) == (0, "\n")
 
 
 def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invoke]) -> None:

@@ -23,6 +23,7 @@ from specdec.api.v1.options_pb2 import SpeculationOptions
 from specdec.client.messages import (
     completion_message,
     event_of,
+    fill_prompt,
     fill_request,
     generated_of,
     info_of,
@@ -125,6 +126,15 @@ def test_token_ids_are_any_integers_and_nothing_else() -> None:
     for other in ([1, 2.0], [1, "a"], *mixed, [-1], [1 << 32], b"text", None, 5):
         with pytest.raises(TypeError, match=r"prompt: must be .* token ids, all of them integers"):
             fill_request(pb.GenerateRequest(), cast(Any, other), {})
+
+
+def test_bug_a_kind_of_prompt_that_a_call_does_not_take_ended_in_an_attribute_error() -> None:
+    for other in ([], [1], Fim("p"), [ChatTurn("user", "b"), {"role": "user"}], None):
+        with pytest.raises(TypeError, match=r"^prompt: must be a text or a conversation$"):
+            fill_prompt(pb.TokenizeRequest(), cast(Any, other))
+    for no_gap in ("a", [1], [ChatTurn("user", "b")]):
+        with pytest.raises(TypeError, match=r"^prompt: must be a gap$"):
+            completion_message(cast(Any, no_gap), CompletionHints(), {})
 
 
 @pytest.mark.parametrize(
