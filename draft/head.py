@@ -355,7 +355,7 @@ class HeadDrafter(ModelBasedDrafter):
             self._pages.filled(sequence.pages[depth], sequence.page_keys[depth], context.first_page)
 
     def _grow(self, growing: Seq[HeadGrowth]) -> None:
-        """Grow every tree by a level. None has more nodes than a forward has rows: `MAX_NODES`, the least of these."""
+        """Grow every tree by a level. It has at most `MAX_NODES` nodes, and a forward no fewer rows."""
         sizes, frontiers = [len(each.tree) for each in growing], [len(each.frontier) for each in growing]
         for span in _spans(sizes, frontiers, self._network):
             self._grow_group(growing[span])

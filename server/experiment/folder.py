@@ -165,8 +165,11 @@ class ExperimentFolder:
 def difference(then: Any, now: Any, place: str) -> str:
     """The first place at which two JSON values differ, with both values; empty if they are equal."""
     if isinstance(then, dict) and isinstance(now, dict):
-        keys = dict.fromkeys((*then, *now))
-        return next(filter(None, (difference(then.get(key), now.get(key), f"{place}.{key}") for key in keys)), "")
+        for key in dict.fromkeys((*then, *now)):
+            found = difference(then.get(key), now.get(key), f"{place}.{key}")
+            if found:
+                return found
+        return ""
     return "" if then == now else f"{place} was {then!r} and is {now!r}"
 
 

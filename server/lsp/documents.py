@@ -249,7 +249,7 @@ class Project:
 
 def _file_of(uri: str) -> str:
     """``uri`` without a query, such as VS Code's of git; or that of the notebook for one of its cells."""
-    uri = uri if uri.startswith("file:") else uri.partition("?")[0]  # that of a file has none, only a name
+    uri = uri if uri.startswith("file:") else uri.partition("?")[0]  # in a file's, `?` is part of its name
     scheme, _, path = uri.partition("#")[0].partition(":")
     if scheme != "vscode-notebook-cell":
         return uri

@@ -62,7 +62,7 @@ class _DroppingHandler(logging.StreamHandler[TextIO]):
 
     _PATIENCE_S = 0.1  # for a reader that is only slow
     _lost = 0  # since the last line that was written
-    _unended = ""  # the end of a line that was cut
+    _unended = ""  # the line break that a line which was cut still lacks
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._lost and self._is_ready():

@@ -86,7 +86,8 @@ class Conversation:
         except KeyboardInterrupt:
             stopped = True
         except (SpecdecError, click.UsageError) as error:
-            click.echo(nl=bool(answer.text))
+            if answer.text:
+                click.echo()
             _note(f"Error: {' '.join(str(error).split())}")
             return
         click.echo()

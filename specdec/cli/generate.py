@@ -269,7 +269,8 @@ def _show(runner: Runner, prompt: str | list[ChatTurn], request: Request, predic
             for event in events:
                 answer.take(event)
         except BaseException:
-            click.echo(nl=bool(answer.text) and not as_json)  # an error begins a line of its own
+            if answer.text and not as_json:
+                click.echo()  # an error begins a line of its own
             raise
     click.echo(json.dumps(answer.as_dict(logprobs=request.output.logprobs is not None)) if as_json else "")
     if sys.stderr.isatty() and not as_json:
