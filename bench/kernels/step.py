@@ -23,7 +23,6 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.verify import StepRows
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
 from specdec.models.device_weights import DenseLinear, DeviceLinear
-from specdec.models.weights import LayerWeights
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
@@ -58,14 +57,8 @@ def library_network(decoder: DeviceDecoder) -> DeviceNetwork | None:
     weights = decoder.model.weights
     if not all(isinstance(each, DenseLinear) for layer in weights.layers for each in layer.linears):
         return None
-    swapped = replace(weights, layers=list(map(_swapped, weights.layers)), lm_head=LibraryLinear.of(weights.lm_head))
-    model = replace(decoder.model, weights=swapped)
+    model = replace(decoder.model, weights=weights.with_linears(LibraryLinear.of))
     return DeviceNetwork(model, decoder.pool, decoder.buffer.tiers.largest, decoder.max_positions)
-
-
-def _swapped(layer: LayerWeights[DeviceLinear]) -> LayerWeights[DeviceLinear]:
-    qkv, o, gate_up, down = map(LibraryLinear.of, layer.linears)
-    return replace(layer, qkv=qkv, o=o, gate_up=gate_up, down=down)
 
 
 class NotedGraphs:

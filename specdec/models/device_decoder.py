@@ -133,17 +133,7 @@ class DeviceNetwork:
 
     def use_reference_layers(self) -> None:
         """From now on compute linear layers, with their norms and gates, in plain torch."""
-        layers = [
-            replace(
-                each,
-                qkv=ReferenceLinear(each.qkv),
-                o=ReferenceLinear(each.o),
-                gate_up=ReferenceLinear(each.gate_up),
-                down=ReferenceLinear(each.down),
-            )
-            for each in self._weights.layers
-        ]
-        self._weights = replace(self._weights, layers=layers, lm_head=ReferenceLinear(self._weights.lm_head))
+        self._weights = self._weights.with_linears(ReferenceLinear)
 
     def forward(self, step: StepArrays) -> None:
         """Compute every row through all layers, write its KV, and compute the logits of the step's logit rows."""

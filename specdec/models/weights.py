@@ -298,6 +298,11 @@ class LayerWeights(Generic[L]):
         """Its linear layers, in the order a forward reads them."""
         return self.qkv, self.o, self.gate_up, self.down
 
+    def with_linears(self, changed: Callable[[L], L]) -> LayerWeights[L]:
+        """This layer with ``changed`` linear layers."""
+        qkv, o, gate_up, down = map(changed, self.linears)
+        return replace(self, qkv=qkv, o=o, gate_up=gate_up, down=down)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights(Generic[L]):
@@ -319,6 +324,11 @@ class ModelWeights(Generic[L]):
     def nbytes(self) -> int:
         """Bytes of weights one pass over a row reads."""
         return self.lm_head.nbytes + round(sum(layer.nbytes for layer in self.layers))
+
+    def with_linears(self, changed: Callable[[L], L]) -> ModelWeights[L]:
+        """These weights with ``changed`` linear layers."""
+        layers = [layer.with_linears(changed) for layer in self.layers]
+        return replace(self, layers=layers, lm_head=changed(self.lm_head))
 
 
 def gather_weights(
