@@ -87,13 +87,10 @@ class KeysLog:
 
         An answer for an earlier document does not count: it shows text that has changed.
         """
-        waits: list[float] = []
-        soonest = math.inf
-        for key in range(len(self.pressed_s) - 1, -1, -1):
-            soonest = min(soonest, self.answered_s.get(key, math.inf))
-            if soonest < math.inf:
-                waits.append((soonest - self.pressed_s[key]) * 1e3)
-        return waits[::-1]
+        answered_s = [self.answered_s.get(key, math.inf) for key in range(len(self.pressed_s))]
+        soonest_s = list(accumulate(reversed(answered_s), min))[::-1]
+        waits = zip(self.pressed_s, soonest_s, strict=True)
+        return [(soonest - pressed) * 1e3 for pressed, soonest in waits if soonest < math.inf]
 
     @property
     def in_time(self) -> int:

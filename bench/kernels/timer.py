@@ -77,10 +77,9 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / KernelTimer(device).microseconds(lambda: target.copy_(source), cold=False) * 1e6
 
 
-def product_rate(timer: KernelTimer, size: int = 8192) -> float:
-    """Operations per second of the library in a product of two bfloat16 matrices [size, size]."""
-    if not timer.on_gpu:
-        size = 64
+def product_rate(timer: KernelTimer) -> float:
+    """Operations per second of the library in a product of two large bfloat16 matrices."""
+    size = 8192 if timer.on_gpu else 64
     a, b, out = (torch.randn(size, size, device=timer.device).bfloat16() for _ in range(3))
     return 2 * size**3 / timer.microseconds(lambda: torch.mm(a, b, out=out), cold=False) * 1e6
 

@@ -17,7 +17,7 @@ from bench.workloads import FETCHED_NAMES, SINGLE_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import (
     choices_option,
     count_option,
-    file_option,
+    json_file_option,
     json_option,
     number_option,
     print_figures,
@@ -53,7 +53,7 @@ _DRAFTS_OPTIONS = tuple((f"--{name.replace('_', '-')}", f"engine.{name}") for na
 )  # fmt: skip
 @count_option("--prompts", default=8, help="Per workload, or of the file; one more is a warm-up.")
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Length limit of an answer; default: each prompt's own.")
-@file_option("--json", "Write every figure to this file.")
+@json_file_option("Write every figure to this file.")
 def drafts_command(
     heads: tuple[str, ...], drafts: tuple[str, ...], names: tuple[str, ...], file: Path | None, prompts: int,
     max_tokens: int | None, json_file: Path | None, **values: Any,
@@ -109,7 +109,7 @@ ARM_TOKENS = 20480  # of KV cache per arm: all arms run at the same time
     help="Also run this fixed setting, depth x width / nodes; may be repeated.",
 )  # fmt: skip
 @click.option("--off-cost", is_flag=True, help="Also measure the cost of speculation that is off.")
-@file_option("--json", "Write every figure to this file.")
+@json_file_option("Write every figure to this file.")
 def engine_command(
     engine_config: EngineConfig, workloads: tuple[str, ...], at_once: int, fixed: bool, settings: tuple[str, ...],
     json_file: Path | None, **asked: Any,
@@ -146,7 +146,7 @@ def engine_command(
 @count_option("--max-tokens", default=64, least=2, help="Length of an answer.")
 @count_option("--threads", default=0, least=0, help="Per engine; 0: all cores.")
 @CACHE_DIR
-@file_option("--json", "Write every figure and answer to this file.")
+@json_file_option("Write every figure and answer to this file.")
 def peers_command(
     engines: tuple[str, ...], workloads: tuple[str, ...], threads: int, json_file: Path | None, **asked: Any
 ) -> None:

@@ -50,20 +50,20 @@ def progress_line(console: Console | None = None) -> Callable[[str], None]:
     return lambda line: console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
-def file_option(name: str, help: str) -> Decorator:
-    """An option that takes the file to write a result to, as ``NAME_file``; the file's folder must exist."""
+def json_file_option(help: str) -> Decorator:
+    """``--json``, the file to write a result to, as ``json_file``; the file's folder must exist."""
 
     def check(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-        check_folder(name, path)
+        check_folder("--json", path)
         return path
 
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option(name, f"{name.removeprefix('--')}_file", type=kind, callback=check, help=help)
+    return click.option("--json", "json_file", type=kind, callback=check, help=help)
 
 
 @contextmanager
 def reported(figures: Mapping[str, Any], path: Path | None, stopped: bool) -> Iterator[None]:
-    """Writes ``figures`` to the file of `file_option`, if one was given, before the block that prints the report.
+    """Writes ``figures`` to the file of `json_file_option`, if one was given, before the block that prints the report.
 
     Raises, after the block, so that what was measured is shown:
         click.ClickException: the file cannot be written.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
-from specdec.cli.bench_output import count_option, file_option, number_option, print_table, reported
+from specdec.cli.bench_output import count_option, json_file_option, number_option, print_table, reported
 from specdec.cli.options import POSITIVE, WholeNumber, credential_options, pop_credentials
 from specdec.core.fields import UINT32
 
@@ -48,7 +48,7 @@ _REPORTING = (
         show_default=True,
         help="Delay of the generator at p99, in ms, above which the run is invalid (exit code 3).",
     ),
-    file_option("--json", "Write all figures to this file, each request's too."),
+    json_file_option("Write all figures to this file, each request's too."),
     click.option("--quiet", is_flag=True, help="No progress line."),
 )  # fmt: skip
 
