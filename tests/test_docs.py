@@ -7,9 +7,12 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import grimp
+
 from draft.protocol import DraftTask
 from specdec.models.catalogue import CATALOGUE
 from tools.markdown import REPOSITORY
+from tools.structure import PACKAGES
 
 PAGES = (*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md")))
 
@@ -87,6 +90,45 @@ def test_the_map_names_exactly_the_folders_of_code() -> None:
     code -= {"specdec/api/v1"}  # with specdec/api
     assert code <= named
     assert all((REPOSITORY / name).is_dir() for name in named)
+
+
+def places_in_the_layers() -> dict[str, int]:
+    """Of each module that pyproject.toml gives a layer, its number from the top, among those of its container."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    places = {}
+    for contract in project["tool"]["importlinter"]["contracts"]:
+        (outer,) = contract.get("containers", [""])
+        for place, layer in enumerate(contract["layers"]):
+            places.update({f"{outer}.{name}".strip("."): place for name in re.findall(r"[\w.]+", layer)})
+    return places
+
+
+def test_the_map_names_the_highest_modules_that_a_folder_imports() -> None:
+    places = places_in_the_layers()
+
+    def rank(module: str) -> tuple[int, ...]:
+        parts = module.split(".")
+        above = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+        return tuple(places[name] for name in above if name in places)
+
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.split("## The map")[1].split("## Where things go")[0]
+    graph, wrong = grimp.build_graph(*PACKAGES, cache_dir=None), []
+    for folder, allowed in re.findall(r"^\| `([\w/]+)/` \|.*\| ([^|]*)\|$", table, re.MULTILINE):
+        if "everything" in allowed or "pyproject.toml" in allowed:
+            continue
+        package = folder.replace("/", ".")
+        own = {name for name in graph.modules if name.rpartition(".")[0] in (package, package + ".v1")}
+        named = [name.removesuffix(".py").replace("/", ".") for name in re.findall(r"`([^`]+)`", allowed)]
+        assert set(named) <= graph.modules, folder
+        for module in own:
+            for found in graph.find_modules_directly_imported_by(module) - {"specdec"}:
+                inside = any(f"{found}.".startswith(f"{name}.") for name in (package, *named))
+                below = any(rank(found) > rank(name) for name in named)
+                if not (inside or below or found.rpartition(".")[0] == "specdec"):
+                    wrong.append(f"{folder}: {module} imports {found}")
+    assert len(table.splitlines()) > 40
+    assert not wrong, "correct the last column of the map:\n" + "\n".join(sorted(wrong))
 
 
 def test_shown_installs_are_of_this_checkout_or_of_a_dependency() -> None:
