@@ -58,7 +58,7 @@ def test_every_setting_is_described_and_every_number_has_a_unit(section: str, na
 
 def test_every_setting_is_documented() -> None:
     text = config_reference.DOCUMENT.read_text(encoding="utf-8")
-    assert len(re.findall(r"^\| `\w+` \|", text, re.MULTILINE)) == len(FIELDS) > 50
+    assert len(re.findall(r"^\| `\w+` \|", text, re.MULTILINE)) == len(FIELDS) > 50, "run `make map`"
     assert "| `grpc_port` | whole number, from 0 to 65,535 | `8400` | port number | `--grpc-port` |" in text
     assert "| `dtype` | `auto`, `int8`, `bf16`, `fp32` | `auto` |  | `--dtype` |" in text
     assert "| `cors_origins` | list of text | `[]` |" in text
@@ -97,12 +97,14 @@ def test_every_call_message_and_endpoint_is_in_the_document() -> None:
     for file in (importlib.import_module(f"specdec.api.v1.{path.stem}_pb2") for path in PROTOS):
         for service in file.DESCRIPTOR.services_by_name.values():
             assert f"### {service.name}\n" in text
-            assert all(f"| `{call.name}` |" in text for call in service.methods)
+            assert all(f"| `{call.name}` |" in text for call in service.methods), "run `make map`"
         for message in file.DESCRIPTOR.message_types_by_name.values():
-            (part,) = re.findall(rf"^#### {message.name}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-            assert all(f"| `{field.name}` = {field.number} |" in part for field in message.fields)
+            parts = re.findall(rf"^#### {message.name}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+            assert len(parts) == 1, f"{message.name}: run `make map`"
+            (part,) = parts
+            assert all(f"| `{field.name}` = {field.number} |" in part for field in message.fields), "run `make map`"
     for endpoint in ENDPOINTS:
-        assert f"### {endpoint.method} {endpoint.path.replace(':path', '')}\n" in text
+        assert f"### {endpoint.method} {endpoint.path.replace(':path', '')}\n" in text, "run `make map`"
 
 
 def test_bug_calls_without_a_body_list_the_query_that_names_a_model() -> None:

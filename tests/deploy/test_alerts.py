@@ -98,7 +98,7 @@ def check(folder: Path, tests: list[dict[str, Any]]) -> None:
 
 def test_every_alert_fires_above_its_threshold_and_not_below(tmp_path: Path) -> None:
     rules = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
-    assert {rule["alert"] for rule in rules} == set(CASES)
+    assert {rule["alert"] for rule in rules} == set(CASES), "CASES holds what fires each, and what does not"
     tests = []
     for alert, (loud, quiet) in CASES.items():
         tests += [rule_test(loud, {alert}), rule_test(quiet, set())]

@@ -160,7 +160,8 @@ def refusal(way: Any, *asked_for: Any) -> str | None:
 def test_the_parameter_reaches_the_engine(group: str, each: Param) -> None:
     value = good(each)
     request = with_value(group, each, value)
-    assert over_grpc(request) == request
+    place = f"name {each.path} in specdec/api/v1/options.proto, and run `make proto`"
+    assert over_grpc(request) == request, place
     if each.json_name is not None:
         assert found_in(over_http(group, each, value), group, each) == value
 

@@ -16,8 +16,8 @@ def test_committed_stubs_match_the_protos(tmp_path: Path) -> None:
     generate(tmp_path)
     fresh = {p.name: p.read_text() for p in (tmp_path / FOLDER).iterdir()}
     committed = {p.name: p.read_text() for p in (ROOT / FOLDER).glob("*_pb2*")}
-    assert sorted(fresh) == sorted(committed)
-    assert [name for name in fresh if fresh[name] != committed[name]] == []
+    assert sorted(fresh) == sorted(committed), "run `make proto`"
+    assert [name for name in fresh if fresh[name] != committed[name]] == [], "run `make proto`"
 
 
 def test_protos_pass_buf_lint_and_format() -> None:

@@ -11,8 +11,9 @@ from tools.markdown import REPOSITORY
 
 
 def test_the_tree_is_below_the_ceilings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert structure.main([]) == 0
-    printed = capsys.readouterr().out
+    failed = structure.main([])
+    printed, exceeded = capsys.readouterr()
+    assert not failed, f"{exceeded}Remove as much elsewhere, or raise CEILINGS in tools/structure.py and say why."
     for name in ("product modules", "product lines", "largest module", "import each other"):
         assert name in printed
 
@@ -20,7 +21,7 @@ def test_the_tree_is_below_the_ceilings(capsys: pytest.CaptureFixture[str]) -> N
 def test_an_exceeded_ceiling_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(structure.CEILINGS, "modules", 3)
+    monkeypatch.setattr(structure, "CEILINGS", dict.fromkeys(structure.CEILINGS, 10**9) | {"modules": 3})
     assert structure.main([]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("product modules")

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import Field, fields
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
+from tests.core.sampling.cases import policies
 from verify_kernels.noise import gumbel
 from verify_kernels.reference.sampling import ReferenceSampling, live, processed_logits, ranked
 from verify_kernels.sampling import RowSampling, SamplingPolicy, SequenceEdits
 
 REFERENCE = ReferenceSampling()
+
+
+@pytest.mark.parametrize("field", [each for each in fields(SamplingPolicy) if each.init], ids=lambda each: each.name)
+def test_the_cases_draw_every_field_of_a_policy(field: Field[Any]) -> None:
+    try:
+        find(policies(), lambda policy: getattr(policy, field.name) != field.default)
+    except NoSuchExample:
+        pytest.fail("draw it in tests/core/sampling/cases.py")
 
 
 def survivors(z: list[float], **changes: float) -> list[int]:

@@ -49,7 +49,7 @@ def test_bug_a_first_token_was_explained_as_a_step_of_prompts_only() -> None:
 def test_the_served_files_match_the_build_of_the_sources(web: Path, tmp_path: Path) -> None:
     npm(web, "run", "build", "--", f"--outdir={tmp_path / 'static'}")
     built = {path.name: path.read_bytes() for path in (tmp_path / "static").iterdir()}
-    assert built == {path.name: path.read_bytes() for path in STATIC.iterdir()}, "run: npm run build"
+    assert built == {path.name: path.read_bytes() for path in STATIC.iterdir()}, "run `make playground`"
 
 
 @pytest.mark.node
