@@ -93,6 +93,14 @@ def test_the_map_names_exactly_the_folders_of_code() -> None:
     assert all((REPOSITORY / name).is_dir() for name in named)
 
 
+def test_the_places_and_the_tests_of_additions_exist() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where things go")[1]
+    shown = re.findall(r"`(?:python -m )?([\w*.]+/[\w/*.]+)`", text.split("\n## ")[0])
+    assert len(shown) > 80
+    for place in shown:
+        assert any(REPOSITORY.glob(place.replace("NAME", "*"))), place
+
+
 def places_in_the_layers() -> dict[str, int]:
     """Of each module that pyproject.toml gives a layer, its number from the top, among those of its container."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
