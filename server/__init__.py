@@ -1,1 +1,1 @@
-"""What people connect to: the engine's process and its client, gRPC, probes."""
+"""What people connect to: gRPC, HTTP and editors in front of each model's queue and engine process."""

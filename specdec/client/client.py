@@ -1,4 +1,4 @@
-"""The client: one method per call of the generation, completion, session, experiment and admin services."""
+"""The client: one method per call of the generation, completion, model, experiment and admin services."""
 
 from __future__ import annotations
 

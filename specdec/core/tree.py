@@ -116,7 +116,7 @@ def check_tree(tree: TokenTree, vocab_size: int, cells: int) -> None:
         if not 0 <= parent < node:
             raise ValueError(f"parents: node {node} names parent {parent}")
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise ValueError(f"tokens: node {node} holds {token!r}, the vocabulary ends at {vocab_size}")
+            raise ValueError(f"tokens: node {node} holds {token!r}, must be an int below {vocab_size}")
         if tree.depths[node] != tree.depths[parent] + 1:
             raise ValueError(f"depths: node {node} has {tree.depths[node]}")
         if not MIN_SCORE < score <= tree.scores[parent]:

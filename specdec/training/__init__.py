@@ -1,1 +1,1 @@
-"""Training of feature heads on texts that the target writes itself."""
+"""Training of feature heads and draft models on texts that the target writes itself."""

@@ -37,6 +37,13 @@ def test_every_endpoint_is_described_and_served(server: Server) -> None:
     assert {(e.method, e.path) for e in ENDPOINTS} < served
 
 
+def test_every_endpoint_that_makes_requests_is_gated() -> None:
+    """Otherwise a drain neither refuses its calls nor waits for them."""
+    makers = [each for each in ENDPOINTS if each.answer.__qualname__.startswith("answering.")]
+    assert len(makers) > 8
+    assert [each.path for each in makers if not each.gated] == [], "give them `gated=True`"
+
+
 class Watched(dict[str, Any]):
     """A body that records which of its fields are read."""
 
