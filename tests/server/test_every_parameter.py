@@ -18,12 +18,14 @@ from server.experiment.arm_options import read_options
 from server.grpc.request_reader import parse_generate
 from server.http.openai_completions import parse_completion
 from server.ipc import pack, unpack
-from specdec.api.params import fill_values
+from specdec.api.params import fill_values, grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import fill_request
 from specdec.client.prompt import GenerateOptions
 from specdec.core.fields import Flag, Int, LogitBias, Number, OneOf, Param, Seed, Text, Texts, TokenIds, params_of
 from specdec.core.types import (
+    GrammarKind,
+    GrammarParams,
     OutputParams,
     Request,
     SamplingParams,
@@ -31,7 +33,8 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, ViolationCollector
+from specdec.grammar.compiler import _HINTS
 from tests.server.http.calls import asked, make_model
 
 GROUPS: dict[str, Any] = {
@@ -174,6 +177,13 @@ def test_an_out_of_range_value_is_rejected_alike_everywhere(group: str, each: Pa
             told.add(refusal(over_http, group, each, value))
             assert told != {None}
         assert told - {None} <= {each.kind.problem(value, INFO.vocab_size)}
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_every_kind_of_grammar_has_a_message_and_a_hint(kind: GrammarKind) -> None:
+    grammar = GrammarParams(kind, {GrammarKind.JSON_OBJECT: "", GrammarKind.CHOICE: '["a"]'}.get(kind, "a"))
+    assert read_grammar(grammar_message(grammar), ViolationCollector()) == grammar
+    assert kind in _HINTS, "say in specdec/grammar/compiler.py what to do where it is refused"
 
 
 def test_experiments_accept_every_speculation_parameter() -> None:
