@@ -298,7 +298,7 @@ RESPONSES: Schema = {
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One method of one path. Endpoints of several dialects may share both: the first whose ``claims`` accepts the body
-    answers, and one without ``claims`` accepts any."""
+    answers, else the last."""
 
     method: str
     path: str
