@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file, save_model
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import read_json
 from specdec.models.config import RopeConfig
+from specdec.models.gguf import ARCHITECTURES
+from specdec.models.hf import FAMILIES as KNOWN
 from specdec.models.hf import HFSource, parse_hf_config
 from specdec.models.load import load_model
 from specdec.models.resolve import HFCheckpoint
@@ -23,9 +25,15 @@ from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import differences
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model, make_tiny_tokenizer
+from tests.models.tiny_gguf import ARCHITECTURES as WRITTEN
 from verify_kernels.packed_weights import pack_linear
 
 Tiny = Callable[[str], Path]
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert set(KNOWN) <= set(FAMILIES), "add it to FAMILIES of tests/models/tiny.py"
+    assert set(ARCHITECTURES) <= set(WRITTEN.values()), "add it to ARCHITECTURES of tests/models/tiny_gguf.py"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
