@@ -1,8 +1,12 @@
-"""GenerationService and ModelService."""
+"""GenerationService, ModelService, and health checks."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
+from types import SimpleNamespace
+
+from grpc_health.v1 import health, health_pb2
 
 from server.auth.principal import current_caller
 from server.engine_client import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
@@ -154,3 +158,17 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
             raise InvalidRequestError.of("limit", f"{TRACE_LIMIT_RULE}, got {limit}")
         steps = await self._models.named(request.model).client.trace(limit)
         return model_pb2.GetTraceResponse(steps_json=[write_json(trace_dict(step)).decode() for step in steps])
+
+
+class HealthServicer(health.aio.HealthServicer):
+    """gRPC's own, but what it writes to a watcher waits in a queue: it writes while it holds a lock, so that a watcher
+    that receives nothing would stop the other watchers and every report."""
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        statuses: asyncio.Queue[health_pb2.HealthCheckResponse] = asyncio.Queue()
+        watching = asyncio.create_task(super().Watch(request, SimpleNamespace(write=statuses.put)))
+        try:
+            while True:
+                await context.write(await statuses.get())
+        finally:
+            watching.cancel()

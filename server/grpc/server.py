@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from server.body_budget import BodyBudget, connection_limit
 from server.grpc.admin_servicer import AdminServicer, ExperimentServicer
 from server.grpc.completion_servicer import CompletionServicer
-from server.grpc.generation_servicer import GenerationServicer, ModelServicer
+from server.grpc.generation_servicer import GenerationServicer, HealthServicer, ModelServicer
 from server.grpc.interceptors import METHODS, CallInterceptor
 from server.observe.observer import Observer
 from server.served_model import Models
@@ -46,7 +46,7 @@ class GrpcServer:
 
     def __init__(self, config: ServerConfig, models: Models, observer: Observer, budget: BodyBudget) -> None:
         self._config, self._access, self._models = config, models.first.access, models
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor(self._access, observer, budget)],
             maximum_concurrent_rpcs=MAX_CALLS,
