@@ -14,7 +14,7 @@ from pathlib import Path
 
 from server.admission import Admission
 from server.engine_client import EngineClient
-from server.errors import RECORDS_FILE, FileErrors
+from server.errors import RECORDS_FILE, DrainingError, FileErrors
 from server.experiment.config import NAME, parse_config, refuse
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, difference, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
@@ -93,7 +93,7 @@ class Experiments:
         self._not_resumed: dict[str, StoredState] = {}  # shown instead of `running`, which stays for the next server
         self._clock = RunClock()
         self._conclusions = Conclusions()
-        self._changing = asyncio.Lock()
+        self._changing, self._closed = asyncio.Lock(), False
         self._endings: set[asyncio.Task[None]] = set()
         try:
             texts = [(str(path), read_text(path, f"{path}:")) for path in config.start]
@@ -147,6 +147,7 @@ class Experiments:
             ExperimentNotStartedError: another experiment has the name or changes the same setting, this one has
                 finished, or its folder cannot be used.
             EngineDeadError: the engine is not ready.
+            DrainingError: the server ends.
         """
         if self._config.folder is None:
             raise ExperimentsOffError
@@ -158,6 +159,8 @@ class Experiments:
 
     async def _start(self, text: str, source: str) -> ExperimentStatus:
         """As `start`; the caller holds the lock."""
+        if self._closed:
+            raise DrainingError
         try:
             config = parse_config(text, source)
             plan, problems = make_plan(config, self._client.info)
@@ -253,17 +256,19 @@ class Experiments:
     async def close(self) -> None:
         """The server ends: flush the records and write the states of experiments that have ended. The next server
         resumes the others."""
+        self._closed = True
         endings = list(self._endings)
         for task in endings:
             task.cancel()
         await asyncio.gather(*endings, return_exceptions=True)
-        self._admission.experiments = None
-        for running in self._running.values():
-            running.abandon()
-            await asyncio.to_thread(running.flush)
-        self._running.clear()
-        for name in list(self._unsaved):
-            await self._save(name)
+        async with self._changing:  # after a start that is under way
+            self._admission.experiments = None
+            for running in self._running.values():
+                running.abandon()
+                await asyncio.to_thread(running.flush)
+            self._running.clear()
+            for name in list(self._unsaved):
+                await self._save(name)
 
     def _check_free(self, plan: LivePlan) -> None:
         """Raise ExperimentNotStartedError if a running experiment has the name or changes the same setting."""
@@ -329,8 +334,8 @@ class Experiments:
     async def _end(self, name: str) -> None:
         async with self._changing:
             ended = self._unsaved.get(name)
-            running = None if ended is None else self._running.pop(name, None)
-            if ended is None or running is None:  # another call has ended it; a new run, if any, goes on
+            running = None if ended is None or self._closed else self._running.pop(name, None)
+            if ended is None or running is None:  # another call has ended it, or `close`; a new run, if any, goes on
                 return
             self._changed()
             try:

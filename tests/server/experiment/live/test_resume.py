@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.errors import DrainingError
 from server.experiment.config import parse_config
 from server.experiment.folder import ExperimentFolder, Manifest, StoredState, now_text
 from server.experiment.live.experiments import ExperimentNotStartedError, Experiments
@@ -30,6 +31,8 @@ from tests.fake_engine import NOTING
 from tests.server.auth.key_files import make_key
 from tests.server.experiment.live.live_server import PLAN, live_config, live_server
 from tests.server.fake_tokenizer import FakeTokenizer
+
+MORE = "name: more\narms: {a: {}, b: {request: {speculation: {max_depth: 5}}}}\nassignment: {mode: hash}\n"
 
 
 def plan_file(tmp_path: Path, text: str = PLAN) -> Path:
@@ -326,11 +329,10 @@ async def test_bug_a_second_stop_leaves_a_run_that_begins_after_the_first(
         assert may_write.wait(15)
         write(folder, text, manifest)
 
-    more = "name: more\narms: {a: {}, b: {request: {speculation: {max_depth: 5}}}}\nassignment: {mode: hash}\n"
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
         monkeypatch.setattr(ExperimentFolder, "begin", slow)
-        other = asyncio.create_task(server.experiments.start(more))
+        other = asyncio.create_task(server.experiments.start(MORE))
         assert await asyncio.to_thread(writing.wait, 15)
         monkeypatch.setattr(ExperimentFolder, "begin", write)
         calls = [server.experiments.stop("widths"), server.experiments.start(PLAN), server.experiments.stop("widths")]
@@ -344,6 +346,40 @@ async def test_bug_a_second_stop_leaves_a_run_that_begins_after_the_first(
         assert (await server.experiments.get("widths")).state == "running"
         assert (await server.experiments.stop("widths")).state == "stopped"
         assert "widths=" not in (await server.ask("y")).headers["x-specdec-arm"]
+
+
+async def test_bug_an_experiment_that_starts_while_the_server_ends_ends_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, flush = ExperimentFolder.begin, RunningExperiment.flush
+    may_begin, may_flush = threading.Event(), threading.Event()
+
+    def slow_begin(folder: ExperimentFolder, text: str, manifest: Manifest) -> None:
+        assert may_begin.wait(15)
+        begin(folder, text, manifest)
+
+    def slow_flush(running: RunningExperiment) -> None:
+        assert may_flush.wait(15)
+        flush(running)
+
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        monkeypatch.setattr(ExperimentFolder, "begin", slow_begin)
+        monkeypatch.setattr(RunningExperiment, "flush", slow_flush)
+        under_way = asyncio.create_task(server.experiments.start(MORE))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(server.experiments.close())
+        await asyncio.wait([closing], timeout=0.3)
+        later = asyncio.create_task(server.experiments.start(PLAN))
+        may_begin.set()
+        assert (await under_way).state == "running"
+        may_flush.set()
+        await closing
+        with pytest.raises(DrainingError):
+            await later
+        assert server.serving.models.first.admission.experiments is None
+    states = [ExperimentFolder(tmp_path / "experiments" / name).state().state for name in ("widths", "more")]
+    assert states == ["running", "running"]  # the next server resumes both
 
 
 async def test_bug_an_experiment_that_is_not_resumed_can_be_stopped(tmp_path: Path) -> None:
