@@ -332,7 +332,8 @@ class EnvoyProcess:
         silent = 0
         while silent < _HANGS_AFTER:
             try:
-                return await asyncio.wait_for(process.wait(), _CHECK_S)
+                async with asyncio.timeout(_CHECK_S):  # unlike `wait_for`, it drops no cancellation
+                    return await process.wait()
             except TimeoutError:
                 bound_log(self._log_file)
             silent = silent + 1 if await self.admin.is_silent() else 0

@@ -484,7 +484,8 @@ class SessionLink:
             pause_s = _LASTING_PAUSE_S if lasting else self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._configured.wait(), pause_s)
+                async with asyncio.timeout(pause_s):  # unlike `wait_for`, it drops no cancellation
+                    await self._configured.wait()
 
     async def _serve(self) -> None:
         async with self._connect(self._failures) as client, client.completion.session() as call:

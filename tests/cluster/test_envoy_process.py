@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -99,6 +100,20 @@ async def test_an_error_during_a_restart_is_retried(
             await asyncio.sleep(0.01)
         assert not errors
         assert envoy._supervisor.failures == 3
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_bug_one_that_exits_just_before_its_stop_is_not_restarted(tmp_path: Path, turns: int) -> None:
+    """The stop was lost where it met the exit, since `asyncio.wait_for` drops such a cancellation."""
+    exits = asyncio.Event()
+    watching = asyncio.create_task(process(tmp_path)._exit_status(Mock(wait=exits.wait)))
+    await asyncio.sleep(0.01)
+    exits.set()
+    for _ in range(turns):  # of the event loop
+        await asyncio.sleep(0)
+    stopped = watching.cancel()
+    await asyncio.wait([watching])
+    assert watching.cancelled() == stopped
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lsprotocol import types
 
+from server.lsp.session import Notices, SessionLink, Settings
+from specdec.client import Client
+from specdec.errors import ConfigError
 from tests.server.lsp.editor import AUTOMATIC, LSP, editing, running, without
 
 LINE = "total = add(total, value)"
@@ -146,3 +150,23 @@ def test_standard_output_has_only_messages_and_exit_codes_are_set() -> None:
     # A server whose client vanishes exits as well, and logs it.
     done = subprocess.run([*LSP, "--server", "127.0.0.1:1"], input=hello, capture_output=True, timeout=60)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_bug_a_session_that_is_configured_again_just_before_its_end_ends(turns: int) -> None:
+    """The end was lost where it met the new settings, since `asyncio.wait_for` drops such a cancellation."""
+
+    def refuse(_: int) -> Client:
+        raise ConfigError("there is no server")
+
+    seen: list[dict[str, str]] = []
+    link = SessionLink(refuse, Settings(), Notices(lambda text: None, seen.append))
+    link.start()
+    async with asyncio.timeout(20):
+        while not seen or seen[-1]["state"] != "away":
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        link.configure(Settings(mode="off"))
+        for _ in range(turns):  # of the event loop
+            await asyncio.sleep(0)
+        await link.close()
