@@ -197,7 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    _leave_signals_to_the_parent()
+    # A service manager may signal every process of its service; the front end drains, then sends CLOSE.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()  # it reads its socket only between steps; this also ends it while it loads
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
@@ -230,13 +233,6 @@ def _last_words(link: ParentLink, error: Exception) -> int:
     except ParentGoneError:
         _LOG.warning("the front end is gone")
     return 2 if refusal else 1
-
-
-def _leave_signals_to_the_parent() -> None:
-    """A service manager may signal every process of its service; the front end drains, then sends CLOSE."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent()  # it reads its socket only between steps; this also ends it while it loads
 
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)

@@ -225,7 +225,8 @@ class ServedModel:
         await engine.start()
         is_cached = await asyncio.to_thread(is_here, engine.config.target, engine.config.cache_dir)
         self._loading = asyncio.create_task(self._load_tokenizer(load_tokenizer, is_cached))
-        self._loading.add_done_callback(_retrieve_error)  # if the engine fails too, nothing awaits it
+        # If the engine fails too, nothing awaits the task; its error must be retrieved all the same.
+        self._loading.add_done_callback(lambda loading: loading.cancelled() or loading.exception())
 
     async def _load_tokenizer(self, load: LoadTokenizer, is_cached: bool) -> Tokenizer:
         engine = self.client.engine
@@ -255,11 +256,6 @@ class ServedModel:
         if not self.names.own:
             return message
         return f"{self.names.own}: " + re.sub(r"\bengine\.(?=[a-z])", f"engines.{self.names.own}.", message)
-
-
-def _retrieve_error(loading: asyncio.Task[Tokenizer]) -> None:
-    if not loading.cancelled():
-        loading.exception()
 
 
 def _load_warm(load: LoadTokenizer, config: EngineConfig) -> Tokenizer:

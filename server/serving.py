@@ -129,7 +129,7 @@ class Serving:
     async def stop(self, drain_s: float = 0.0, *, at_once: bool = False) -> None:
         """Refuse new requests, let running ones finish for up to ``drain_s`` seconds, and end everything. at_once:
         without a grace period for clients, the engine's step or the listeners."""
-        await self._grpc.begin_shutdown()
+        await self._grpc.health.enter_graceful_shutdown()  # nothing is served any more
         left = await self.models.drain(drain_s)
         for model in self.models:
             await model.experiments.close()
@@ -164,7 +164,9 @@ class Serving:
         """
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        stop_signals = _stop_signals()
+        stop_signals = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it; a terminal that closes sends it
+            stop_signals.append(signal.SIGHUP)
         for number in stop_signals:
             loop.add_signal_handler(number, signals.put_nowait, number)
         try:
@@ -255,12 +257,6 @@ class Serving:
             change = model.client.engine.change
             await self._grpc.report_health()
             await change.wait()
-
-
-def _stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGHUP, which a terminal sends when it closes, is one of them unless it is ignored (nohup)."""
-    hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()
-    return (signal.SIGTERM, signal.SIGINT, *hangup)
 
 
 def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:

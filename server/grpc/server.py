@@ -46,7 +46,7 @@ class GrpcServer:
 
     def __init__(self, config: ServerConfig, models: Models, observer: Observer, budget: BodyBudget) -> None:
         self._config, self._access, self._models = config, models.first.access, models
-        self._health = HealthServicer()
+        self.health = HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor(self._access, observer, budget)],
             maximum_concurrent_rpcs=MAX_CALLS,
@@ -76,7 +76,7 @@ class GrpcServer:
             AdminServicer(models, self.report_health, config.drain_s), self._server
         )
         experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(ExperimentServicer(models), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
@@ -99,13 +99,9 @@ class GrpcServer:
     async def report_health(self) -> None:
         """Report whether the server is ready, and of each of several models whether it takes requests."""
         for service in ("", *SERVICES):
-            await self._health.set(service, _SERVING if self._models.take_requests else _NOT_SERVING)
+            await self.health.set(service, _SERVING if self._models.take_requests else _NOT_SERVING)
         for model in self._models if self._models.several else ():
-            await self._health.set(model.names.own, _SERVING if model.takes_requests else _NOT_SERVING)
-
-    async def begin_shutdown(self) -> None:
-        """Report for good that nothing is served. Calls are still answered."""
-        await self._health.enter_graceful_shutdown()
+            await self.health.set(model.names.own, _SERVING if model.takes_requests else _NOT_SERVING)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the port; after ``grace_s`` seconds, cancel the calls that still run."""

@@ -234,11 +234,6 @@ async def parse_infill(call: Call) -> LlamaAnswer:
     return LlamaAnswer(call, request, fields)
 
 
-def _time(given: Any) -> int:
-    """llama.cpp ignores ``time``, so clients send anything: milliseconds, or a list, Vim's reltime()."""
-    return int(given) if is_number(given) else 0
-
-
 def _gap(body: Body, fields: RequestFields) -> Gap:
     """``prompt`` is the cursor's line in front of it. The last of the other texts is the newest, and is used first."""
     for name in ("input_prefix", "input_suffix"):
@@ -250,7 +245,9 @@ def _gap(body: Body, fields: RequestFields) -> Gap:
         if text is None:
             extra.refuse("text", "must be a string")
             continue
-        files.append(ContextFile(filename or f"snippet{i}", text, time_ms=_time(extra.raw("time"))))
+        # llama.cpp ignores it, so clients send anything: milliseconds, or a list, Vim's reltime().
+        time_ms = int(given) if is_number(given := extra.raw("time")) else 0
+        files.append(ContextFile(filename or f"snippet{i}", text, time_ms=time_ms))
     shown, own = bool(files), fields.own
     return Gap(
         prefix=own.get("input_prefix", "") + own.get("prompt", ""),

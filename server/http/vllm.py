@@ -3,7 +3,7 @@ llama.cpp. And its /render endpoints: what a request's prompt is in tokens, for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from server.http.call import Call, Endpoint
@@ -23,11 +23,6 @@ TOKENIZE_FIELDS: Table = (
     *CONVERSATION,
     flag_field("return_token_strs"),
 )
-
-
-def _is_vllms(body: Mapping[str, Any]) -> bool:
-    """llama.cpp's body has ``content`` instead."""
-    return "prompt" in body or "messages" in body
 
 
 async def tokenize(call: Call) -> None:
@@ -66,7 +61,7 @@ async def tokenizer_info(call: Call) -> None:
 
 VLLM = (
     Endpoint("POST", "/tokenize", tokenize, OPENAI_ERRORS, "vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS,
-             claims=_is_vllms),
+             claims=lambda body: "prompt" in body or "messages" in body),  # llama.cpp's has "content" instead
     Endpoint("GET", "/tokenizer_info", tokenizer_info, OPENAI_ERRORS, "vLLM: the names of special tokens"),
 )  # fmt: skip
 

@@ -48,7 +48,8 @@ class Conclusions:
             NoResultError: there is none yet, or it takes too long.
         """
         async with self._lock:
-            version = await asyncio.to_thread(_size, folder), state
+            size = await asyncio.to_thread(lambda: sum(path.stat().st_size for path in folder.glob("records-*")))
+            version = size, state
             known = self._known.get(folder)
             if known is not None and known[0] == version:
                 return known[1]
@@ -79,10 +80,6 @@ async def _run(folder: Path, state: State) -> Conclusion:
         _LOG.error("an analysis failed: %s", error.decode(errors="replace"))
         raise NoResultError("the analysis failed; see the server's log")
     return Conclusion.model_validate_json(out)
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("records-*"))
 
 
 def main(folder: Path, state: str) -> int:
