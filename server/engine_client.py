@@ -313,7 +313,9 @@ class EngineClient:
             SwapUnderWayError: another one is being loaded.
             EngineDeadError: the engine is not ready, or ends before it answers.
         """
-        return await asyncio.shield(self._swap_draft(draft, dtype))
+        swapping = asyncio.create_task(self._swap_draft(draft, dtype))
+        swapping.add_done_callback(lambda swap: swap.cancelled() or swap.exception())  # its caller may have left
+        return await asyncio.shield(swapping)
 
     async def _swap_draft(self, draft: str | None, dtype: WeightDtype | None) -> EngineInfo:
         info = unpack(EngineInfo, await self._call(SWAP_DRAFT, draft, dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import signal
@@ -193,6 +194,20 @@ async def test_a_swap_whose_caller_leaves_is_completed(tmp_path: Path) -> None:
             while server.client.draft_setting != ("slow", None):
                 await asyncio.sleep(0.01)
         assert await draft_of(stubs) == "slow"
+
+
+async def test_bug_a_swap_that_fails_after_its_caller_left_is_no_unretrieved_error(tmp_path: Path) -> None:
+    """The log got a traceback, also if a live experiment had begun the swap when the server ended."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with administered(tmp_path) as (server, _):
+        swapping = asyncio.create_task(server.client.swap_draft("slow"))
+        await asyncio.sleep(0)
+        swapping.cancel()
+        await asyncio.wait([swapping])
+    gc.collect()
+    assert swapping.cancelled()
+    assert not reported
 
 
 async def test_a_draft_that_is_gone_does_not_keep_the_engine_from_a_restart(tmp_path: Path) -> None:
