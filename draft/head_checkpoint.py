@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import check_regular, fingerprint_files, read_json, well_formed
+from specdec.models.checkpoint import check_regular, fingerprint_files, finite, read_json, well_formed
 from specdec.models.config import ModelConfig
 from specdec.models.hf import open_shards, parse_hf_config, readable
 from specdec.models.memory import check_memory
@@ -320,7 +320,7 @@ class _Loader:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {name} has type {tensor.dtype}; use a head in bf16, fp16 or fp32"
             )
-        return tensor.float().contiguous()
+        return finite(str(self._folder), name, tensor.float().contiguous())
 
     def _integers(self, name: str) -> Tensor:
         """``name`` (integer or bool) as int64; ModelError if it is of another type."""

@@ -195,6 +195,14 @@ def positive_int(where: str, value: Any, most: int) -> int:
     return value
 
 
+def finite(where: str, tensor: str, values: Tensor) -> Tensor:
+    """``values`` of ``tensor``; ModelError, which begins with ``where``, unless all are finite. Packed to integers, NaN
+    would be a number; elsewhere it leaves every answer empty."""
+    if not values.isfinite().all():
+        raise ModelError(f"{where}: tensor {tensor} holds values that are no finite numbers; fetch the model again")
+    return values
+
+
 MAX_TEXT_BYTES = 8 << 20  # of a model's text file, such as config.json or a weight index
 MAX_TOKENIZER_BYTES = 48 << 20  # of tokenizer.json; Gemma 3's has 33 MB
 _LFS_BYTES = 1024  # that a pointer of Git LFS may have

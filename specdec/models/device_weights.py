@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.config import DeviceDtype
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import TensorSource
+from specdec.models.checkpoint import TensorSource, finite
 from specdec.models.config import ModelConfig
 from specdec.models.load import LoadedModel, checked_tokenizer
 from specdec.models.memory import GIB
@@ -308,7 +308,7 @@ class WeightsReader:
         """All weights.
 
         Raises:
-            ModelError: a tensor is missing or damaged, or holds values that float8 has none for.
+            ModelError: a tensor is missing or damaged, or holds no numbers.
             UnsupportedModelError: the kernel does not support the form of 4-bit matrices.
         """
         config = self._source.config
@@ -336,10 +336,7 @@ class WeightsReader:
             return Int4Linear(packed, bias, self._scratch)
         dense = self._dense(plan)
         if self._types.fp8:
-            try:
-                return Fp8Linear(*quantize_weight(dense), bias, self._scratch)
-            except ValueError as error:
-                raise ModelError(f"{self._source.name}: {plan.name}: {error}") from None
+            return Fp8Linear(*quantize_weight(dense), bias, self._scratch)
         return DenseLinear(dense, bias, self._scratch)
 
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:
@@ -361,14 +358,15 @@ class WeightsReader:
 
         def convert(low: int) -> None:
             high = min(low + step, plan.rows)
-            out[low:high] = fused_rows(self._source.rows, plan, low, high).to(out.dtype)
+            rows = fused_rows(self._source.rows, plan, low, high)
+            out[low:high] = finite(self._source.name, plan.name, rows).to(out.dtype)
 
         with conversion_pool() as pool:
             list(pool.map(convert, range(0, plan.rows, step)))
         return out
 
     def _vector(self, role: str) -> Tensor:
-        return self._source.vector(role).to(self._device, self._types.rows)
+        return finite(self._source.name, role, self._source.vector(role)).to(self._device, self._types.rows)
 
     def _make_scratch(self, max_rows: int) -> LayerScratch:
         config, rows = self._source.config, self._types.rows

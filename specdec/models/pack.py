@@ -25,7 +25,7 @@ from torch import Tensor
 from specdec.config import WeightDtype
 from specdec.control_groups import usable_cores
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import Checkpoint, TensorSource
+from specdec.models.checkpoint import Checkpoint, TensorSource, finite
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
 from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
@@ -83,7 +83,7 @@ def pack_model(
     check_shapes(source)
     buffer = WeightsBuffer(plan_layout(source, dtype))
     for role, _ in norm_plans(source.config):
-        buffer.view(role).copy_(source.vector(role))
+        buffer.view(role).copy_(finite(source.name, role, source.vector(role)))
     if isinstance(source, CutSource):
         buffer.view("output_ids").copy_(torch.from_numpy(source.output_ids))
     jobs = _Packing(source, buffer, round_blocks).jobs(dtype)
@@ -183,17 +183,16 @@ class _Packing:
         """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
         stored = self.source.stored_blocks(role)
         if stored is not None and stored.kind == kind:
-            return self.source.blocks(role, low, high)
+            blocks, layout = self.source.blocks(role, low, high), FORMATS[kind]
+            for at in layout.halfs:
+                scales = blocks.unflatten(1, (-1, layout.block_bytes))[..., at : at + 2].contiguous()
+                finite(self.source.name, role, scales.view(torch.float16))
+            return blocks
         return self.round_blocks(self._rows(role, low, high), cast(DraftKind, kind))
 
     def _rows(self, role: str, low: int, high: int) -> Tensor:
-        """Rows of ``role``, float32. What is no number is refused: packed to integers, it would be one."""
-        values = self.source.rows(role, low, high)
-        if not values.isfinite().all():
-            raise ModelError(
-                f"{self.source.name}: tensor {role} holds values that are no finite numbers; fetch the model again"
-            )
-        return values
+        """Rows of ``role``, float32."""
+        return finite(self.source.name, role, self.source.rows(role, low, high))
 
 
 def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:
@@ -210,8 +209,8 @@ def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: i
 def fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
     """The bias of the fused layer, float32; zeros for parts without one."""
     pieces = [
-        source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count)
-        for role, count in plan.parts
+        finite(source.name, bias, source.vector(bias)) if source.has(bias) else torch.zeros(count)
+        for bias, count in ((role + ".bias", count) for role, count in plan.parts)
     ]
     return torch.cat(pieces)
 

@@ -152,6 +152,7 @@ REFUSED: list[tuple[Change, type[ModelError], str]] = [
     (_drop("embed_tokens.weight"), ModelError, r"embed_tokens\.weight is missing, .* 64 wide"),
     (_set("fc.weight", torch.zeros(HIDDEN, 3 * 32)), ModelError, r"fc\.weight .* hidden size 64"),
     (_set("norm.weight", torch.zeros(7)), ModelError, r"norm\.weight has shape \[7\]"),
+    (_set("norm.weight", torch.full((HIDDEN,), torch.nan)), ModelError, r"norm\.weight holds .* no finite"),
     (_set("fc.bias", torch.zeros(7)), ModelError, r"fc\.bias has shape \[7\]"),
     (_set("embed_tokens.weight", torch.zeros(9, HIDDEN)), ModelError, r"embed_tokens\.weight has shape \[9, 48\]"),
     (_set("embed_tokens.weight", torch.zeros(9)), ModelError, r"embed_tokens\.weight has shape \[9\]"),

@@ -427,13 +427,21 @@ def test_truncated_weights_are_rejected(keep: int, tiny: Tiny, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("tensor", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
-def test_weights_that_are_no_numbers_are_rejected(tensor: str, value: float, tiny: Tiny, tmp_path: Path) -> None:
-    folder = _copy(tiny("llama3"), tmp_path)
+@pytest.mark.parametrize(
+    ("tensor", "role"),
+    [
+        ("layers.1.mlp.up_proj.weight", "layers.1.up"), ("embed_tokens.weight", "embed"),
+        ("norm.weight", "final_norm"), ("layers.1.self_attn.q_proj.bias", "layers.1.q.bias"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_no_numbers_are_rejected(
+    tensor: str, role: str, value: float, tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = _copy(tiny("qwen2"), tmp_path)
     tensors = load_file(folder / "model.safetensors")
-    tensors[tensor][3, 5] = value
+    tensors[f"model.{tensor}"].view(-1)[3] = value
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"(up|embed).*holds values that are no finite numbers; fetch"):
+    with pytest.raises(ModelError, match=rf"tensor {role} holds values that are no finite numbers; fetch"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 

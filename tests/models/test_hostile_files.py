@@ -259,6 +259,19 @@ def test_shapes_of_gguf_tensors(shape: tuple[int, int], gguf_file: Path, tmp_pat
         GGUFFile(path)
 
 
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
+def test_blocks_whose_scale_is_no_number(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("llama"), path, kind)
+    data = bytearray(path.read_bytes())
+    block = GGUFFile(path).tensors["blk.0.ffn_up.weight"].offset
+    last = block + (2 if kind == Kind.Q4_1 else 0)  # of its scales
+    data[last : last + 2] = b"\0\x7e"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"tensor layers\.0\.up holds values that are no finite numbers; fetch"):
+        load_model(str(path), cache_dir=tmp_path / "cache", dtype="auto")
+
+
 @pytest.mark.parametrize("kind", ["fifo", "endless"])
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]

@@ -16,17 +16,12 @@ ROWS_AT_ONCE = 512  # rows of which float32 copies are held; a multiple of `CHUN
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """``weight`` [n, k], floating-point, as float8_e4m3fn [n, k] and float32 [n]: weight[i] ~ q[i] * scale[i],
-    scale = max|weight[i]| / 448; a channel of zeros has scale 1.
-
-    Raises:
-        ValueError: ``weight`` holds a value that is not finite.
+    scale = max|weight[i]| / 448; a channel of zeros has scale 1. All values must be finite.
     """
     q = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], ROWS_AT_ONCE):
         part = weight[start : start + ROWS_AT_ONCE].float()
-        if not bool(part.isfinite().all()):
-            raise ValueError("weight: holds values that are not finite; the checkpoint is damaged")
         largest = part.abs().amax(dim=1)
         own = torch.where(largest > 0, largest / FP8_LARGEST, torch.ones_like(largest))
         scale[start : start + ROWS_AT_ONCE] = own

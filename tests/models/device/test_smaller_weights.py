@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from specdec.config import DeviceDtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models import device_weights
 from specdec.models.decoder import Decoder, KvPool
@@ -104,10 +105,11 @@ def test_float8_layers_match_their_weights() -> None:
     assert down.nbytes == q.numel() + 4 * len(scale)
 
 
-def test_values_without_a_float8_are_a_damaged_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_weights_that_are_no_numbers_are_rejected(dtype: DeviceDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_weights, "fused_rows", lambda *arguments: fused_rows(*arguments) / 0)
-    source, types = RandomSource("small", shape(n_layers=1), 0), DeviceTypes.of("fp8")
-    with pytest.raises(ModelError, match=r"small: layers\.0\.qkv: weight: holds values that are not finite"):
+    source, types = RandomSource("small", shape(n_layers=1), 0), DeviceTypes.of(dtype)
+    with pytest.raises(ModelError, match=r"small: tensor embed holds values that are no finite numbers"):
         WeightsReader(source, types, place(), 16, silent).read()
 
 
