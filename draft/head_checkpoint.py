@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,11 +171,11 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
     try:
         # weights_only: a pickle from the network must not run code
         data = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # the unpickler raises what damaged instructions lead to, such as KeyError
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{path}: truncated, corrupt or not plain tensors ({reason}); fetch the head again") from None
-    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
-        raise ModelError(f"{path}: must hold a dictionary of tensors; fetch the head again")
+    if not isinstance(data, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in data.items()):
+        raise ModelError(f"{path}: must hold a dictionary of tensors by name; fetch the head again")
     return data
 
 

@@ -218,12 +218,14 @@ def test_damaged_files_are_rejected(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(ModelError, match="weights"):
         load(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"PK nothing")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
-        load(folder)
-    torch.save([torch.zeros(1)], folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="dictionary of tensors"):
-        load(folder)
+    for data in (b"PK nothing", b"\x80\x02h\x05.", b"\x80\x02s.", b"\x80\x02}N)b."):
+        (folder / "pytorch_model.bin").write_bytes(data)
+        with pytest.raises(ModelError, match=r"pytorch_model\.bin: truncated, corrupt or not plain"):
+            load(folder)
+    for stored in ([torch.zeros(1)], {1: torch.zeros(1)}):
+        torch.save(stored, folder / "pytorch_model.bin")
+        with pytest.raises(ModelError, match="dictionary of tensors"):
+            load(folder)
 
 
 def test_what_is_a_head(tmp_path: Path) -> None:
