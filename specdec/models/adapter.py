@@ -44,6 +44,8 @@ class AdapterSource(TensorSource):
             self._check(config)
             self._alpha, self._power = float(config["lora_alpha"]), 0.5 if config.get("use_rslora") else 1.0
         (self._file,) = open_shards(folder).values()
+        if not self._file.keys():  # saved where a trainer holds the factors elsewhere; it would be its base
+            raise ModelError(f"{folder}: its safetensors file holds no tensors; save the adapter again")
         names = (name for name in self._file.keys() if not _OF_IMAGES.search(name))  # noqa: SIM118
         self._names = {self._factor_of(name): name for name in names}
         with well_formed(str(folder)):

@@ -229,6 +229,7 @@ def test_what_is_refused(fields: dict[str, Any], words: str, tiny: Callable[[str
     ("edit", "words"),
     [
         (lambda t: t.update({"base_model.model.model.embed_tokens.weight": torch.zeros(1)}), "is no LoRA factor"),
+        (lambda t: t.clear(), "its safetensors file holds no tensors; save the adapter again"),
         (lambda t: t.pop(next(n for n in t if "layers.1.mlp.up_proj.lora_B" in n)), "lora_B of layers.1.up is missing"),
         (
             lambda t: t.update({"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64),
