@@ -216,11 +216,12 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 6  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
+_FORMAT = 7  # of cached tokenizers; raise it when the conversion or the file changes, so that older ones are not used
 
 
 class TokenizerCache:
-    """One file per tokenizer: a line with its digest and `TokenizerInfo`, then the text of its ``tokenizer.json``."""
+    """One file per tokenizer: a line with the digest of what follows, a line with its `TokenizerInfo`, then the text of
+    its ``tokenizer.json``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -229,14 +230,15 @@ class TokenizerCache:
         """The tokenizer cached under ``key``; None if there is none that is readable, whole and of this format."""
         place = self._place(key)
         try:
-            head, _, raw = place.read_bytes().partition(b"\n")
+            head, _, content = place.read_bytes().partition(b"\n")
             data = json.loads(head)
             if data["format"] != _FORMAT:
                 return None
-            if hashlib.sha256(raw).hexdigest() != data["sha256"]:
+            if hashlib.sha256(content).hexdigest() != data["sha256"]:
                 raise ValueError("digest differs")
-            info = TokenizerInfo(**data["info"] | {"eos_ids": tuple(data["info"]["eos_ids"])})
-            return raw.decode("utf-8"), info
+            info, _, raw = content.partition(b"\n")
+            fields = json.loads(info)
+            return raw.decode("utf-8"), TokenizerInfo(**fields | {"eos_ids": tuple(fields["eos_ids"])})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -245,12 +247,12 @@ class TokenizerCache:
 
     def write(self, key: str, serialised: str, info: TokenizerInfo) -> None:
         """Cache a tokenizer. A failure is only logged, since the model runs without the cache."""
-        raw = serialised.encode("utf-8")
-        data = {"format": _FORMAT, "sha256": hashlib.sha256(raw).hexdigest(), "info": asdict(info)}
+        content = json.dumps(asdict(info)).encode() + b"\n" + serialised.encode("utf-8")
+        data = {"format": _FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._place(key), 0o666) as file:
-                file.write(json.dumps(data).encode() + b"\n" + raw)
+                file.write(json.dumps(data).encode() + b"\n" + content)
         except OSError as error:
             logger.warning("%s: tokenizer cannot be cached (%s)", self._folder, error)
 
