@@ -100,10 +100,6 @@ def _call(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
-# Errors that a template's expressions raise on messages of an unexpected shape
-_REFUSALS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
-
-
 class GenerationBlock(Extension):
     """``{% generation %}...{% endgeneration %}`` marks the assistant's text for training; renders as its body."""
 
@@ -133,7 +129,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         try:
             self._template = environment.from_string(source)
-        except (TemplateError, RecursionError) as error:
+        except Exception as error:  # also of Python, such as a SyntaxError in the code that Jinja makes of it
             raise ModelError(f"the model's chat template cannot be compiled: {error}; send a plain prompt") from None
 
     def render(
@@ -147,8 +143,8 @@ class ChatTemplate:
         every = self._variables | {"add_generation_prompt": True, "documents": None} | dict(variables or {})
         try:
             return self._template.render(every | {"messages": messages, "tools": tools or None})
-        except _REFUSALS as error:
-            problem = f"the model's chat template refused them: {error}"
+        except Exception as error:  # whatever its expressions raise, such as a KeyError or a MemoryError
+            problem = f"the model's chat template refused them: {str(error) or type(error).__name__}"
             raise InvalidRequestError.of("messages", problem) from None
 
 

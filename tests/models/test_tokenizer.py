@@ -157,10 +157,15 @@ def test_template_helpers() -> None:
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     with pytest.raises(InvalidRequestError, match=r"messages: .*roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(ModelError, match="cannot be compiled"):
-        render("{% if %}")
+    for broken in ("{% if %}", "{% break %}", "{{ 10**5000 }}"):
+        with pytest.raises(ModelError, match="cannot be compiled"):
+            render(broken)
     with pytest.raises(InvalidRequestError, match="unsafe"):
         render("{{ ''.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequestError, match=r"messages: .*refused them: MemoryError"):
+        render("{{ 'a' * 10**18 }}")
+    with pytest.raises(InvalidRequestError, match=r"messages: .*refused them: expected length >= 2"):
+        render("{{ 'text' | truncate(1, false, '..') }}")
 
 
 def test_a_missing_template_is_reported(tiny: Tiny) -> None:
