@@ -73,7 +73,7 @@ class GGUFFile:
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read ({error})") from None
         self._data = self._bytes.data
-        self._at = 0
+        self._at = len(_MAGIC)
         self.metadata: dict[str, Any] = {}  # int, float, bool, str, or a list of one of them
         self.tensors: dict[str, GGUFTensor] = {}  # by name
         try:
@@ -104,9 +104,8 @@ class GGUFFile:
         return np.ascontiguousarray(dequantize(chosen, tensor.type), dtype=np.float32)
 
     def _read(self) -> None:
-        if bytes(self._data[:4]) != _MAGIC:
+        if bytes(self._data[: self._at]) != _MAGIC:
             raise ModelError(f"{self.path}: not a GGUF file; give one, or a Hugging Face model folder")
-        self._at = 4
         version = self._scalar("I")
         if version not in (2, 3):
             found = "big-endian byte order" if version >> 24 else f"GGUF version {version}"
@@ -137,6 +136,8 @@ class GGUFFile:
                     f"{self.path}: truncated: tensor {name} ends at byte {end}, the file has {len(self._data)}; "
                     "fetch it again"
                 )
+        if (len(self.tensors), len(self.metadata)) != (n_tensors, n_keys):
+            raise ModelError(f"{self.path}: two tensors, or two metadata fields, share a name; the file is corrupt")
 
     def _tensor_place(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         (name,) = self._strings(1)
