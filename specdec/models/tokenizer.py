@@ -253,8 +253,8 @@ class Tokenizer:
 
     @property
     def base_size(self) -> int:
-        """Number of entries without added tokens."""
-        return self._backend.get_vocab_size(with_added_tokens=False)
+        """One more than the highest id without added tokens."""
+        return max((i for i in self.vocabulary.values() if i not in self._added), default=-1) + 1
 
     @cached_property
     def fingerprint(self) -> str:

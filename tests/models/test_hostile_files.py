@@ -259,6 +259,14 @@ def test_shapes_of_gguf_tensors(shape: tuple[int, int], gguf_file: Path, tmp_pat
         GGUFFile(path)
 
 
+@pytest.mark.parametrize(("name", "other"), [(b"attn_q.weight", b"attn_k.weight"), (b"bos_token_id", b"eos_token_id")])
+def test_names_that_a_gguf_file_has_twice(name: bytes, other: bytes, gguf_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "spoilt.gguf"
+    path.write_bytes(gguf_file.read_bytes().replace(name, other))
+    with pytest.raises(ModelError, match=rf"{path}: two tensors, or two metadata fields, share a name"):
+        GGUFFile(path)
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
 def test_blocks_whose_scale_is_no_number(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
@@ -301,6 +309,15 @@ def test_millions_of_merges_are_rejected(folder: Path) -> None:
     data["model"]["merges"] = ["a b"] * (MAX_MERGES + 1)
     path.write_text(json.dumps(data))
     assert f"{folder}: tokenizer.json cannot be read (it has more than {MAX_MERGES} merges)" in refusal(folder)
+
+
+@pytest.mark.parametrize("token_id", [384, 1 << 31])
+def test_ids_that_the_model_has_no_row_for(token_id: int, folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["vocab"]["!"] = token_id
+    path.write_text(json.dumps(data))
+    assert f"the tokenizer has {token_id + 1} tokens, the model 384; they do not belong together" in refusal(folder)
 
 
 def test_an_endless_gguf_file_is_rejected(tmp_path: Path) -> None:
