@@ -69,14 +69,13 @@ class Estimates:
     def prices(self, contexts: Sequence[float], prefill_rows: int = 0) -> StepPrices:
         """Costs of a step whose sampling sequences attend to ``contexts`` tokens, with ``prefill_rows`` prompt rows."""
         n = len(contexts)
-        context = sum(contexts) / n if n else 0.0
+        context = sum(contexts) / n
         rows = n + prefill_rows
-        decode_ms = self.verify.ms(max(n, 1), context)
-        all_ms = self.verify.ms(max(rows, 1), context) if prefill_rows else decode_ms
+        decode_ms, all_ms = self.verify.ms(n, context), self.verify.ms(rows, context)
         row_ms = self.verify.row_ms(rows, context)
         # A prompt in the step makes it longer, but the time of decoding sequences keeps its value.
         plain_ms = decode_ms + self.prompt_cost.value * (all_ms - decode_ms)
-        return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / max(n, 1), rows, context)
+        return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / n, rows, context)
 
     def rate(self, step: StepInputs) -> float:
         """Tokens per millisecond that this batch is expected to earn; that of plain decoding if drafting loses."""
@@ -85,7 +84,7 @@ class Estimates:
     def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
         """Expected milliseconds of ``levels`` forwards of a model-based drafter for ``batch`` sequences."""
         costs = self.costs.get(drafter)
-        return levels * costs.forward_ms(batch) if costs and batch else 0.0
+        return levels * costs.forward_ms(batch) if costs else 0.0
 
     def weighs_lookups(self, step: StepInputs) -> bool:
         """Whether lookup drafters take long enough for their cost to matter."""
@@ -146,7 +145,7 @@ class Estimates:
         self.least_match = Match.STRONG if costly else Match.WEAK
         for name, work in step.drafted.items():
             self._observe_drafter(name, work, step, plan, outcome)
-        if step.sequences and not step.constrained:
+        if not step.constrained:
             self.lookup_gain += params.average_weight * (gained / len(step.sequences) - self.lookup_gain)
             self._observe_speedup(step, plan, outcome, self.lookups_ms(lookups))
         self.steps += 1
@@ -175,7 +174,7 @@ class Estimates:
         if not step.prefill_rows:
             self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         elif outcome.verify_ms > 0.0:  # it was measured
-            decode_ms = self.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
+            decode_ms = self.verify.ms(outcome.rows - step.prefill_rows, outcome.context)
             expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
             self.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
         left_ms = outcome.draft_ms
