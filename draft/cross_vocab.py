@@ -111,7 +111,8 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         for task, tree in zip(tasks, trees, strict=True):
             reader = self._readers.get(task.sequence) or self._start_reading(task.sequence)
             proposes = task.max_nodes > 0 < task.max_depth
-            if not (proposes or task.prefill) or not self._read_new(reader, task):
+            task.begun = self._read_new(reader, task)
+            if not task.begun:
                 continue
             assert reader.paged is not None  # `_read_new` saw to it
             ids = reader.text.ids

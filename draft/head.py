@@ -312,6 +312,7 @@ class HeadDrafter(ModelBasedDrafter):
         root = len(sequence.tokens) - 2
         rows = min(self._ready_rows(sequence, context), self._network.max_rows)
         if context.filled + rows != root + 1 or (rows <= 0 and context.root is None):
+            growth.task.begun = False
             return []
         return [_Feed(sequence, context, rows, growth)]
 

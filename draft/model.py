@@ -177,6 +177,7 @@ class ModelDrafter(ModelBasedDrafter):
         for task, tree, text in zip(tasks, trees, texts, strict=True):
             # The draft's embedding may lack a token: the target's may be larger, by padding.
             if text is None or max(text.ids[text.start :]) >= self._decoder.config.vocab_size:
+                task.begun = False
                 continue
             if task.max_nodes > 0 < task.max_depth:
                 growing.append(Growth(task, tree, len(text.ids) - 1, text.pages, [text.ids[-1]]))

@@ -44,6 +44,8 @@ class DraftTask:
     """With `max_nodes` 0: tokens of pending prefill that a model-based drafter computes in this step."""
     tail: bool = False
     """A model-based drafter reads the end of the text alone (`ModelBasedDrafter.tail_prefill`)."""
+    begun: bool = True
+    """A model-based drafter sets it to False where it cannot propose, so runs no forward."""
 
     @property
     def level_floor(self) -> float:

@@ -219,8 +219,8 @@ class Estimates:
                 self._observe_sequence_rate(name, one.history, trials[seen:])
                 continue
             depth = max(1, max(tree.depths))
-            forwards = min(depth, work.levels)
-            self.costs[name].observe_agreement(held, depth)
+            forwards = min(depth, max(1, work.levels))  # a drafter that could not begin is asked less often too
+            self.costs[name].observe_agreement(held, depth if work.levels else 0)
             # A probe measures the drafter's own tree, whatever was verified. Otherwise only verified nodes bring
             # tokens: the last token is the target's own, also if an unverified node held it.
             if work.decisions[i] in (DraftDecision.PROBE, DraftDecision.FORCED):

@@ -153,6 +153,18 @@ def test_the_nodes_that_mode_on_verifies_regardless_are_no_price_of_drafting() -
     assert (record.tokens, record.levels, record.rows) == (2.0, 2.0, 2.0)
 
 
+def test_a_drafter_that_cannot_begin_is_soon_asked_no_more() -> None:
+    """Its turn takes no forward, and so no time that counts."""
+    controller, one, asked = make_controller(), make_one(), 0
+    for _ in range(100):
+        step, _ = take_step(controller, [one], {})
+        asks = step.drafted["m"].decisions == [DraftDecision.ON]
+        asked += asks
+        run_step(controller, [one], {"m": DraftWork([TokenTree(0) if asks else None], 0, 0.0)}, [[9]])
+    assert 0 < asked < 20
+    assert controller.estimates.costs["m"].agreement == PARAMS.first_agreement
+
+
 def test_a_step_whose_row_cannot_be_sampled_brings_no_tokens() -> None:
     controller, one = make_controller(), make_one()
     run_step(controller, [one], {"m": DraftWork([chain([0.9], source="m", cells=[0])], 1, 1.0)}, [[]])

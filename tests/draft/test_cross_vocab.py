@@ -34,6 +34,8 @@ from tests.draft.tiny_drafts import (
     books_are_closed,
     cross_drafter,
     cut,
+    finished,
+    fresh,
     model,
     own_drafter,
     parts,
@@ -285,3 +287,15 @@ def test_a_warm_up_allocates_no_pages() -> None:
     for rows in (1, 8, 64):
         drafter.warm_up(rows)
     assert drafter._kv.n_free == drafter._kv.n_total
+
+
+def test_a_step_in_which_it_cannot_begin_measures_no_level() -> None:
+    """Behind the prompt, which is read by a long forward, every text ends in a part of a character."""
+    made, tokenizer = parts("other"), model("target").tokenizer
+    engine, begin = fresh(made), [token for token in range(VOCAB) if tokenizer.token_bytes(token) == b"\xe4"]
+    sampling = SamplingParams(temperature=0.0, allowed_token_ids=tuple(begin))
+    stopping = StoppingParams(max_tokens=30, ignore_eos=True)
+    speculation = SpeculationParams(SpeculationMode.ON, ("model",))
+    engine.submit(Request("a", words(60, 1), sampling, stopping, speculation=speculation))
+    finished(engine)
+    assert not engine._speculation.controller.estimates.costs["model"].level.known

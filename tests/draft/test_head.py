@@ -103,8 +103,9 @@ def test_a_full_hit_proposes_one_step_later(make_loop: Callable[..., Loop]) -> N
     second = loop.admit(PROMPT[:129])
     assert second.n_computed == 128
     assert not second.prefilling
-    (tree,) = loop.drafter.propose([loop.task(second)])
-    assert len(tree) == 1
+    task = loop.task(second)
+    (tree,) = loop.drafter.propose([task])
+    assert (len(tree), task.begun) == (1, False)  # no forward, so its time is no level's
     loop.step(second, tree)
     run(loop, second, 3)
 

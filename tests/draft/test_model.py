@@ -154,6 +154,7 @@ def test_pages_for_texts_without_their_starts_run_out_and_return() -> None:
     for sequence in sequences:
         kv.ensure(sequence, 90)
     assert [len(tree) for tree in propose(drafter, tasks)] == [4] * TAILS + [1]
+    assert [task.begun for task in tasks] == [True] * TAILS + [False]
     last = sequences.pop()
     assert drafter.tail_prefill(last) == drafter.pending_prefill(last) == 80
     drafter.end(sequences[0])
