@@ -132,10 +132,8 @@ class Estimates:
         for one, tree, kept, tokens, did in zip(
             step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
         ):
-            gain = 0.0
-            if kept:
-                own = {node for node in kept if not self.lookups.isdisjoint(tree.sources[node])}
-                gain = len(own.intersection(tree.follow(tokens[:-1]))) - row_price * len(own)
+            own = {node for node in kept if not self.lookups.isdisjoint(tree.sources[node])}
+            gain = len(own.intersection(tree.follow(tokens[:-1]))) - row_price * len(own)
             gained += gain
             if weighed and did:
                 self.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
