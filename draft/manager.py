@@ -91,10 +91,8 @@ class DrafterManager:
 
     def may_propose(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for the sequence now."""
-        if not self._enabled.get(sequence, {}).get(name):
-            return False
-        until = self._suspended_until[name]
-        return until == -math.inf or self._clock() >= until
+        enabled = self._enabled.get(sequence, {}).get(name, False)
+        return enabled and self._clock() >= self._suspended_until[name]
 
     def pending_prefill(self, name: str, sequence: Sequence) -> tuple[int, int]:
         """Tokens that model-based drafter ``name`` must compute before it can propose for the sequence: if it reads the
