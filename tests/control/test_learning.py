@@ -258,3 +258,52 @@ def test_a_node_is_expanded_for_its_share_of_a_level(agreement: float, priced: f
     assert request.expansion.agreement == priced
     price = controller.estimates.rate(step) * (2.5 / 4 + 0.1) / priced
     assert math.exp(request.expansion.floor) == pytest.approx(min(price, PARAMS.max_level_price))
+
+
+@pytest.mark.parametrize(
+    ("steps", "wish", "row_ms", "chance"),
+    [
+        (0, {}, 1.0, 0.0),  # from time to time any node is proposed
+        (1, {}, 1.0, 1.0 / 10),
+        (1, {"due": 2.0}, 1.0, PARAMS.late_price_share / 10),
+        (1, {}, 1e-3, PARAMS.min_node_chance),
+    ],
+)
+def test_a_proposed_node_is_worth_its_row(steps: int, wish: Any, row_ms: float, chance: float) -> None:
+    controller = make_controller(row_ms)
+    known = controller.estimates
+    known.steps, known.speedup.observed, known.speedup.expected = steps, 1.0, 1.0
+    step = StepInputs(known.prices([0]), [make_one(**wish)])
+    ((floor,),) = [request.floors for request in controller.decide(step).requests]
+    assert floor is not None
+    assert math.exp(floor) == pytest.approx(chance)
+
+
+def test_a_wrong_node_says_nothing_of_those_behind_it() -> None:
+    controller, one = make_controller(), make_one()
+    run_step(controller, [one], {"m": DraftWork([chain([0.9] * 3, source="m", cells=[0] * 3)], 3, 3.0)}, [[9]])
+    agreement = controller.estimates.costs["m"].agreement
+    assert agreement == pytest.approx(PARAMS.first_agreement * (1.0 - PARAMS.agreement_weight))
+
+
+def test_a_proposal_ends_the_idle_time() -> None:
+    controller, one = make_controller(), make_one()
+    idle = []
+    for proposes in (True, False, False, True):
+        run_step(controller, [one], {"m": DraftWork([TokenTree(0) if proposes else None], proposes, 1.0)}, [[9]])
+        idle.append((one.history.records["m"].idle, controller.estimates.yields["m"].pool(0).idle))
+    assert idle == [(0, 0), (1, 1), (2, 2), (0, 0)]
+
+
+def test_the_price_of_draft_prefill() -> None:
+    """A level of n rows takes 0.5 ms and 0.5 ms a row. The first level of a tree computes a few tokens for nothing."""
+    costs = make_controller().estimates.costs["m"]
+    assert [costs.prefill_ms(n) for n in (16, 17, 192, 384)] == pytest.approx([0.0, 8.0, 95.5, 192.0])
+    assert [costs.rows_within(ms) for ms in (0.1, 20.5, 1e3)] == [PARAMS.short_prefill, 40, PARAMS.prefill_chunk]
+    assert costs.levels(300)[300] == costs.levels(256)[256] == 128.5
+    for _ in range(100):  # a level with long prefill takes as long as expected
+        costs.observe(1, 1, 100, 1.0 + costs.prefill_ms(100), 1.0 + costs.prefill_ms(100))
+    assert costs.levels(1)[1] == pytest.approx(1.0)
+    for _ in range(100):  # each of three sequences has a few tokens to compute, which measures the level
+        costs.observe(3, 1, 3 * PARAMS.short_prefill, 4.0, 4.0)
+    assert costs.level.ms(3) == pytest.approx(4.0, rel=0.05)
