@@ -158,7 +158,7 @@ class Controller:
     def _prefill_limit(self, costs: DraftCosts, decisions: Sequence[DraftDecision], step: StepInputs) -> int:
         """Tokens of draft prefill that fit into this step without delaying other sequences much."""
         params = self.estimates.params
-        shared = len(step.sequences) > 1 or (step.prefill_rows and not step.sequences[0].first)
+        shared = len(step.sequences) > 1 or step.prefill_rows > 0
         if shared and DraftDecision.FORCED not in decisions:
             return costs.rows_within(params.prefill_plain_steps * step.prices.plain_ms)
         return params.max_prefill
