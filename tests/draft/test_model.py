@@ -75,6 +75,8 @@ def test_late_drafting_prefills_the_missed_tokens() -> None:
     tree = propose(drafter, [DraftTask(sampled_by(sequence, sampling), 8, 8, 1, "model")])[0]
     assert drafter.pending_prefill(sequence) == 1
     assert tree.tokens[1:] == plain(tokens, 8)
+    drafter.end(sequence)  # without a commit, as after a failed step
+    assert sequence not in drafter._drafted
 
 
 TAILS = 3  # texts that the drafter of the following tests can read without their starts
