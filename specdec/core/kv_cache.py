@@ -185,7 +185,6 @@ class PrefixIndex:
         assert key is not None  # the page is indexed
         del self.page_of[key]
         self.key_of[page] = None
-        self.draft_ready[page] = 0
 
 
 @dataclass(slots=True)
@@ -311,8 +310,7 @@ class KvCacheManager:
         seq.n_published = full
         ready = min(seq.draft_computed // PAGE_SIZE, full)
         for page in seq.pages[seq.n_draft_published : ready]:
-            if self._index.key_of[page] is not None:
-                self._index.draft_ready[page] = 1
+            self._index.draft_ready[page] = 1
         seq.n_draft_published = ready
 
     def release(self, seq: PagedTokens) -> None:

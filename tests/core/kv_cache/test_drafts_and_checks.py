@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.kv_cache import KvCacheManager, PagePool, PrefixIndex
+from specdec.core.kv_cache import KvCacheManager, PagePool, PrefixIndex, extend_keys
 from tests.core.kv_cache.invariants import check_invariants, check_pages, match
 from tests.core.kv_cache.sequences import compute, make_sequence, text
 
@@ -39,11 +39,29 @@ def test_the_draft_state_of_a_twin_does_not_change_the_indexed_page() -> None:
     assert match(kv, text(100)).draft_tokens == 0
 
 
+def test_draft_tokens_end_before_the_first_page_that_the_draft_has_not_computed() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    compute(kv, make_sequence(text(65)))  # its first page is the indexed one
+    compute(kv, make_sequence(text(200)), draft_tokens=199)
+    hit = match(kv, text(200))
+    assert (hit.n_tokens, hit.draft_tokens) == (192, 0)
+
+
 def test_a_page_reused_for_other_content_is_not_draft_ready() -> None:
     kv = KvCacheManager(2, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(100, 1)), draft_tokens=99))
     compute(kv, make_sequence(text(100, 2)))
     hit = match(kv, text(100, 2))
+    assert (hit.n_tokens, hit.draft_tokens) == (64, 0)
+
+
+def test_a_page_loaded_over_other_content_is_not_draft_ready() -> None:
+    kv = KvCacheManager(1, prefix_cache=True)
+    kv.release(compute(kv, make_sequence(text(64, 1)), 64, draft_tokens=64))
+    keys: list[bytes] = []
+    extend_keys(keys, text(65, 2), "", 1)
+    kv.end_load(kv.begin_load(text(65, 2), "", keys, reserve=0), 1)
+    hit = match(kv, text(65, 2))
     assert (hit.n_tokens, hit.draft_tokens) == (64, 0)
 
 

@@ -142,3 +142,19 @@ def test_a_running_prompt_shares_only_pages_that_it_is_yet_to_compute() -> None:
     kv.flush()
     assert kv.cached_tokens(waiting.tokens, "") == 0
     assert not kv.will_share(running, waiting, 1)
+
+
+def test_pages_that_a_prompt_may_not_take_from_the_cache_are_not_awaited() -> None:
+    kv = KvCacheManager(16, prefix_cache=True)
+    running, embedded = make_sequence(text(200)), make_sequence(text(200))
+    embedded.most_cached = 64  # the states of later tokens are needed
+    assert [kv.will_share(running, embedded, pages) for pages in (1, 2)] == [True, False]
+
+
+def test_a_prompt_gets_no_key_of_a_page_that_it_has_yet_to_fill() -> None:
+    kv = KvCacheManager(16, prefix_cache=True)
+    running, longer = make_sequence(text(100)), make_sequence(text(200))
+    assert not kv.will_share(running, longer, 2)
+    running.tokens = text(200)  # the output continues as the longer prompt does
+    compute(kv, running)
+    assert match(kv, text(200)).n_tokens == 192
