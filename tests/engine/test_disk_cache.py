@@ -199,6 +199,9 @@ def test_a_flush_waits_for_one_page_of_a_read(folder: Path, monkeypatch: pytest.
     flush.join(30)
     assert len(reads) == 1
     assert tokens_of(run_all(engine, []), "a") == cold(asked)
+    until(lambda: engine.load().disk_pages_written == 4)
+    engine._kv.flush()
+    assert answer(engine, asked) == (cold(asked), 256)  # later loads read again
     engine.close()
 
 
@@ -352,6 +355,36 @@ def test_what_was_evicted_comes_back_from_disk(folder: Path) -> None:
         answer(engine, request(f"other {number}", 400, seed=number + 2))
     assert answer(engine, first) == (cold(first), 256)
     assert engine.load().disk_pages_read == 4
+    engine.close()
+
+
+def test_a_prompt_that_memory_holds_keeps_no_page(folder: Path) -> None:
+    engine, asked = engine_on(folder), request("a", 300)
+    for _ in range(2):
+        answer(engine, asked)
+    assert engine.load().free_pages == PAGES
+    engine.close()
+
+
+def test_pages_that_are_read_leave_one_to_each_running_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, first = engine_on(folder, pages=8), request("first", 300)
+    answer(engine, first)
+    engine.close()
+    engine, go_on, read = engine_on(folder, pages=8), threading.Event(), PageFiles.read
+
+    def slow(*args: Any) -> None:
+        assert go_on.wait(30)
+        read(*args)
+
+    monkeypatch.setattr(PageFiles, "read", slow)
+    engine.submit(request("runs", 253, seed=2))
+    events = engine.step()
+    engine.submit(first)
+    for _ in range(20):
+        events += engine.step()  # its answer needs a fifth page
+    go_on.set()
+    events += run_all(engine, [])
+    assert [event.usage.preemptions for event in events if isinstance(event, Finished)] == [0, 0]
     engine.close()
 
 
