@@ -144,6 +144,19 @@ async def test_a_body_over_the_budget_is_rejected_and_slow_ones_are_cut_off(monk
         assert cut.is_set()
 
 
+async def test_the_wait_for_room_does_not_make_a_body_slow() -> None:
+    budget, clock = BodyBudget(limit=100, own_bytes=0), asyncio.get_running_loop().time
+    with budget.body() as first, budget.body(expected=50) as second:
+        await first.reserve(80)
+        waiting = asyncio.create_task(second.reserve(50))
+        await until_waiting(budget)
+        second.began_s -= 60
+        assert second.is_slow(clock())
+        first.arrived(40)
+        await waiting
+        assert not second.is_slow(clock())
+
+
 async def test_an_ordinary_body_does_not_wait_for_large_ones() -> None:
     budget = BodyBudget(limit=100, own_bytes=30)
     with budget.body(lambda: None) as large, budget.body(lambda: None) as small:

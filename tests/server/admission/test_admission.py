@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.admission import LATE_MARGIN, KeyUsage
+from server.admission import LATE_MARGIN, Admission, KeyUsage
 from server.auth.principal import ANYBODY, Limits, Principal
 from server.errors import DeadlinePassedError, LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from server.http.errors import refusal_of
+from specdec.config import ServerConfig
 from specdec.core.types import (
     Finished,
     FinishReason,
@@ -140,6 +141,15 @@ async def test_concurrent_requests_of_a_key() -> None:
     assert doors.in_flight == 0
 
 
+async def test_superseding_a_request_of_another_key_takes_no_place_of_ones_own() -> None:
+    doors, who = admission(StubClient()), principal("a", max_concurrent=1)
+    doors.admit(who, make_request("1"))
+    doors.admit(principal("b"), make_request("2"), "doc")  # of the same tenant
+    with pytest.raises(RateLimitedError):
+        doors.admit(who, make_request("3"), "doc")
+    assert doors.in_flight == 2
+
+
 async def test_an_answer_that_is_complete_but_not_read_holds_no_place_of_its_key() -> None:
     client = StubClient()
     doors, who = admission(client), principal(max_concurrent=1)
@@ -185,6 +195,20 @@ async def test_a_newer_request_supersedes_the_older_one() -> None:
     assert doors.in_flight == client.in_flight == 0
     doors.admit(who, make_request("third"), "doc").close()
     assert client.aborted == ["t/old", "t/third"]  # a finished request cannot be superseded
+
+
+async def test_the_late_end_of_a_superseded_request_leaves_the_key_to_the_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = StubClient()
+    monkeypatch.setattr(client, "abort", client._table.abort)  # the engine answers later
+    doors, who = admission(client), principal()
+    doors.admit(who, make_request("old"), "doc")
+    doors.admit(who, make_request("new"), "doc")
+    assert doors.in_flight == 1
+    client.say(finished(client.given[0], 0, FinishReason.ABORTED))
+    doors.admit(who, make_request("third"), "doc").close()
+    assert client.aborted[:2] == ["t/old", "t/new"]
 
 
 async def test_a_completed_request_is_not_superseded() -> None:
@@ -251,6 +275,18 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
         stream.close()
 
 
+async def test_a_request_takes_the_room_of_the_one_that_it_supersedes_on_the_same_model_only() -> None:
+    prompt, config = tuple(range(20)), ServerConfig(max_queued_tokens=25)
+    doors = Admission(cast(Any, StubClient()), config, Clock())
+    beside = Admission(cast(Any, StubClient()), config, Clock(), beside=doors)
+    for number in "12":
+        doors.admit(ANYBODY, make_request(number, prompt=prompt), "doc")
+    beside.admit(ANYBODY, make_request("3"))
+    with pytest.raises(TokenQueueFullError):
+        beside.admit(ANYBODY, make_request("4", prompt=prompt), "doc")
+    assert (doors.in_flight, beside.in_flight) == (1, 1)
+
+
 async def test_retry_after_estimates_the_length_of_the_queue() -> None:
     """Without measurements, a request that has waited for long will wait for as long again."""
     clock, client = Clock(), StubClient()
@@ -308,8 +344,9 @@ async def test_a_request_rejected_by_the_engine_releases_everything_and_costs_no
     doors, who = admission(client), principal(tokens_per_minute=5)
     stream = doors.admit(who, make_request())
     client.refuse("t/r", QueueFullError(3, 1.5))
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError) as refused:
         await rest_of(stream)
+    assert refused.value.retry_after_s == 1.5  # the engine's own, as the forecast is shorter
     assert (doors.in_flight, doors.waiting_tokens) == (0, 0)
     doors.admit(who, make_request()).close()
 

@@ -144,3 +144,5 @@ async def test_leaving_aborts_every_request() -> None:
         asking.cancel()
         await asyncio.wait([asking])
     assert not doors.open
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
