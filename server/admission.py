@@ -38,7 +38,6 @@ class TokenBucket:
         """Change the rate; an overdraft remains."""
         self._fill(now)
         self.per_minute = per_minute
-        self._level = min(self._level, self._capacity)
 
     def wait_s(self, now: float) -> float:
         """Seconds until something may be taken again."""
