@@ -12,7 +12,7 @@ from server.completion.requests import CompletionOptions
 from server.http.answering import Answer, Sample, omitted_lines, sse
 from server.http.call import Call
 from server.http.fields import COMMON, MODEL, STOPPING, STREAM, THOUGHTS, TTFT, read_limit
-from server.http.openai_format import logprob_entry
+from server.http.openai_format import logprob_entries
 from server.json_body import Body, RequestFields, is_number
 from server.request_fields import (
     COUNT,
@@ -44,10 +44,8 @@ from specdec.core.types import (
     RequestEvent,
     SamplingParams,
     TextRules,
-    TokenLogprobs,
 )
 from specdec.engine.validation import check_requests
-from specdec.models.tokenizer import Tokenizer
 
 
 def _read_indent(body: Body, name: str) -> TextRules | None:
@@ -258,15 +256,6 @@ def _gap(body: Body, fields: RequestFields) -> Gap:
     )
 
 
-def probabilities(rows: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The value of ``completion_probabilities``: natural logarithms, one entry per token."""
-
-    def named(token: int, logprob: float) -> dict[str, Any]:
-        return {"id": token} | logprob_entry(tokenizer, token, logprob)
-
-    return [named(row.token_id, row.logprob) | {"top_logprobs": [named(*top) for top in row.top]} for row in rows]
-
-
 _WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
 _LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
 
@@ -340,14 +329,14 @@ class LlamaAnswer(Answer):
             "tokens_evaluated": len(self.request.prompt_ids),
         }
         if event.logprobs:
-            found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
+            found["completion_probabilities"] = logprob_entries(self._tokenizer, event.logprobs, with_ids=True)
         return sse(found)
 
     def whole(self, samples: Sequence[Sample]) -> Any:
         """Several samples are a list, one is not."""
         found, wanted = [], self.request.output.logprobs is not None
         for each in samples:
-            rows = probabilities(each.logprobs, self._tokenizer) if wanted else None
+            rows = logprob_entries(self._tokenizer, each.logprobs, with_ids=True) if wanted else None
             found.append(self._result(each.text, each.token_ids, each.end, rows))
         return found if len(found) > 1 else found[0]
 

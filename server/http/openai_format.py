@@ -196,19 +196,18 @@ class LegacyLogprobs:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def logprob_entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
-    """A token with its log-probability, as in /v1/chat/completions."""
-    data = tokenizer.token_bytes(token)
-    return {"token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
+def logprob_entries(
+    tokenizer: Tokenizer, rows: Sequence[TokenLogprobs], *, with_ids: bool = False
+) -> list[dict[str, Any]]:
+    """The tokens of ``rows`` as in /v1/chat/completions, each with the likeliest tokens at its position in
+    ``top_logprobs``. with_ids: every token also has its ``id``, as in llama.cpp."""
 
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        named = {"id": token} if with_ids else {}
+        return {**named, "token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
 
-def logprob_entries(tokenizer: Tokenizer, rows: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """The tokens of ``rows``, each with the likeliest tokens at its position in ``top_logprobs``."""
-    return [
-        logprob_entry(tokenizer, row.token_id, row.logprob)
-        | {"top_logprobs": [logprob_entry(tokenizer, *top) for top in row.top]}
-        for row in rows
-    ]
+    return [entry(row.token_id, row.logprob) | {"top_logprobs": [entry(*top) for top in row.top]} for row in rows]
 
 
 def _number(logprob: float) -> float:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.http.llamacpp_completions import MAX_TEXTS, parse_completion, parse_infill, probabilities
+from server.http.llamacpp_completions import MAX_TEXTS, parse_completion, parse_infill
+from server.http.openai_format import logprob_entries
 from specdec.core.fields import MAX_BIAS, MAX_LOGPROBS
 from specdec.core.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -86,7 +87,7 @@ def test_unsupported_n_probs_is_rejected(reader: Any, body: dict[str, Any], fiel
 
 def test_the_shape_of_a_probability() -> None:
     rows = [TokenLogprobs(97, -0.5, [(98, -0.25), (2, -math.inf)]), TokenLogprobs(0xC3, -math.inf)]
-    assert probabilities(rows, FakeTokenizer()) == [
+    assert logprob_entries(FakeTokenizer(), rows, with_ids=True) == [
         {
             "id": 97, "token": "a", "bytes": [97], "logprob": -0.5,
             "top_logprobs": [
