@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -370,6 +371,9 @@ class EditReader:
     def __init__(self, prompt: EditPrompt) -> None:
         self._place, self._form, self._tail = prompt.place, prompt.form, prompt.tail
         self._old = [self._place.lines[i] for i in self._place.window]
+        # Some tokenizers normalise: the model then sees, and copies, the composed form of a line.
+        composed = {unicodedata.normalize("NFC", line): line for line in self._old}
+        self._line_of = composed | {line: line for line in self._old}
         self._cursor = "" if any(self._form.cursor in line for line in self._old) else self._form.cursor
         self._has_fences = any(line.startswith(_FENCE) for line in self._old)
         self._at = 0  # lines of the window that are settled
@@ -425,7 +429,8 @@ class EditReader:
             if self._over:
                 return
         self._open ^= line.startswith(_FENCE)
-        self._new.append(line.replace(self._cursor, "") if self._cursor else line)
+        line = line.replace(self._cursor, "") if self._cursor else line
+        self._new.append(self._line_of.get(line, line))
 
     def _settle(self) -> list[TextEdit]:
         """The edits before the last unchanged lines so far; these and the lines before them are settled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import unicodedata
 from itertools import pairwise
 from typing import Any
 
@@ -257,6 +258,14 @@ def test_bug_an_edit_changed_the_end_of_a_line_in_a_file_with_both(other: str, e
     answer = "line 0\nline 1\nline 2\nsecond\nline 3\nlast 4\nline 5\nend"
     changed = ["line 1", "line 2", "second", "line 3", "last 4", "line 5", "end"]
     assert applied(text, edits_of(answer, place)) == lines[0] + other + end.join(changed)
+
+
+def test_bug_a_line_of_combining_characters_was_changed_to_the_form_that_the_tokenizer_shows() -> None:
+    text = "a = 'cafe\u0301'\nb = 1\n"
+    place = EditPlace("a.py", text, 0)
+    shown = unicodedata.normalize("NFC", text)
+    assert edits_of(shown, place) == []
+    assert applied(text, edits_of(shown.replace("1", "2"), place)) == text.replace("1", "2")
 
 
 def test_diffs_are_parsed_as_edits() -> None:
