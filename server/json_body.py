@@ -262,9 +262,8 @@ class RequestFields:
     engine: dict[str, Any] = field(default_factory=dict)
     """Options of the request, by the engine's names."""
 
-    def request(self, request_id: str, prompt_ids: tuple[int, ...], ends: Iterable[int] = ()) -> Request:
-        """A request for one prompt. ``ends``: further token ids to stop at."""
-        self.stop_at(ends)
+    def request(self, request_id: str, prompt_ids: tuple[int, ...]) -> Request:
+        """A request for one prompt."""
         groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS.values()}
         plain: dict[str, Any] = {}
         for name, value in self.engine.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -149,12 +149,8 @@ class Call:
         self.holds_headers = holds(self.header(HOLD_HEADER), model.hold_headers)
         return body, fields
 
-    def checked_request(
-        self, request_id: str, body: Body, fields: RequestFields, ids: tuple[int, ...], ends: Iterable[int] = ()
-    ) -> Request:
+    def checked_request(self, request_id: str, body: Body, fields: RequestFields, ids: tuple[int, ...]) -> Request:
         """The request for the prompt ``ids``. Without a prompt, the other fields of a wrong body are still checked.
-
-        ends: further token ids to stop at.
 
         Raises:
             RequestError: it cannot be served; the error names every bad field.
@@ -166,7 +162,7 @@ class Call:
             elif self.model.tokenizer.loaded.thought_marks is None:
                 body.warn(name, "has no effect: the model does not mark its thoughts")
         prompt = ids or (NO_PROMPT if body.violations.found else ())
-        request = fields.request(request_id, prompt, ends)
+        request = fields.request(request_id, prompt)
         check_requests([request], self.model.info, body.violations)
         return request
 

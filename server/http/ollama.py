@@ -217,11 +217,11 @@ async def parse_generate(call: Call) -> OllamaAnswer:
         body.refuse("raw", "takes the prompt as it is; leave out system, template and context, or raw")
     _refuse_images(body)
     call.field_names["prompt.token_ids"] = "context" if context else "prompt"
-    ids, ends = (NO_PROMPT, ()) if is_empty else await _encode_prompt(call, body, fields, is_raw)
+    ids = NO_PROMPT if is_empty else await _encode_prompt(call, body, fields, is_raw)
     form = AnswerForm()
     if not is_raw and not own.get("suffix"):
         form = answer_form(body, fields, None, call.model.tokenizer.loaded, ids)
-    request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids), ends)
+    request = call.checked_request(f"ollama-{call.request_id}", body, fields, (*context, *ids))
     requests = [] if is_empty else [request]
     return OllamaAnswer(call, model, requests, form, response, stream=own["stream"], has_context=not is_raw)
 
@@ -232,10 +232,8 @@ def _variables(fields: RequestFields) -> dict[str, Any]:
     return {} if think is None else {"enable_thinking": think}
 
 
-async def _encode_prompt(
-    call: Call, body: Body, fields: RequestFields, is_raw: bool
-) -> tuple[Sequence[int], tuple[int, ...]]:
-    """Token ids of the prompt, which leave room for the answer, and those that end what fills a gap.
+async def _encode_prompt(call: Call, body: Body, fields: RequestFields, is_raw: bool) -> Sequence[int]:
+    """Token ids of the prompt, which leave room for the answer. ``fields`` get those that end what fills a gap.
 
     Special tokens spelled out in text are read as such in a raw prompt only.
 
@@ -245,20 +243,21 @@ async def _encode_prompt(
     model, own = call.model, fields.own
     prompt, suffix, system = (own.get(name, "") for name in ("prompt", "suffix", "system"))
     if is_raw:
-        return await model.tokenizer.encode(prompt, parse_special=True), ()
+        return await model.tokenizer.encode(prompt, parse_special=True)
     if suffix:
         room = fields.engine.get("stopping.max_tokens", 0) or DEFAULT_ROOM
         packed = await model.maker.pack_between(prompt, suffix, room, salt=fields.engine.get("cache_salt", ""))
-        return packed.ids, packed.ends
+        fields.stop_at(packed.ends)
+        return packed.ids
     if model.tokenizer.loaded.has_chat_template:
         messages = [{"role": role, "content": text} for role, text in (("system", system), ("user", prompt)) if text]
         try:
             variables = _variables(fields) | template_variables(body)
-            return await model.tokenizer.encode_chat(messages, variables=variables), ()
+            return await model.tokenizer.encode_chat(messages, variables=variables)
         except InvalidRequestError as error:
             body.refuse("prompt", error.violations[0].description)
-            return (), ()
-    return await model.tokenizer.encode("\n\n".join(filter(None, (system, prompt)))), ()
+            return ()
+    return await model.tokenizer.encode("\n\n".join(filter(None, (system, prompt))))
 
 
 async def parse_chat(call: Call) -> OllamaAnswer:

@@ -101,6 +101,7 @@ async def read_prompts(body: Body, fields: RequestFields, model: ServedModel) ->
                 prompt, suffix, fields.engine["stopping.max_tokens"], salt=fields.engine.get("cache_salt", ""),
                 ttft_ms=own.get("ttft_ms"),
             )  # fmt: skip
+            fields.stop_at(packed.ends)
             prompts.append(packed)
         else:
             special, parse = own["add_special_tokens"], own["parse_special"]
@@ -207,7 +208,7 @@ async def parse_completion(
     requests = tuple(
         dataclasses.replace(
             # The number is in front: another call may have the id that a number behind this one's would make.
-            fields.request(f"cmpl{i if len(prompts) > 1 else ''}-{call.request_id}", prompt.ids, prompt.ends),
+            fields.request(f"cmpl{i if len(prompts) > 1 else ''}-{call.request_id}", prompt.ids),
             omitted=prompt.omitted,
         )
         for i, prompt in enumerate(prompts or [PackedPrompt(NO_PROMPT)])
