@@ -19,7 +19,7 @@ from server.body_budget import BodyBudget, MessageReads
 from server.grpc.errors import Context, refuse
 from server.grpc.wire_limits import check_wire
 from server.observe.observer import Observer
-from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, leave_call, set_call
+from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER
 from specdec.api.v1 import admin_pb2, completion_pb2, experiment_pb2, generation_pb2, model_pb2
 from specdec.errors import InvalidRequestError, RequestError
 
@@ -105,22 +105,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self, behaviour: Behaviour, path: str, metadata: dict[str, str], request: Any, context: Context
     ) -> Any:
         endpoint, many = path.removeprefix(OURS), METHODS[path].client_streaming
-        record = self._observer.begin_call("grpc", endpoint, lambda name: metadata.get(name, ""), many=many)
-        request_id = REQUEST_ID_HEADER, record.request_id
-        context.set_trailing_metadata((request_id,))
-        token, status = set_call(record), ""
-        try:
-            answer = await behaviour(request, context)
-            if record.arm:
-                context.set_trailing_metadata((request_id, (ARM_HEADER, record.arm)))
-            return answer
-        except asyncio.CancelledError:
-            status = "CANCELLED"
-            raise
-        finally:
-            leave_call(token)
-            code: Any = context.code()  # None: the call was answered
-            self._observer.end_call(record, status or ("OK" if code is None else code.name))
+        with self._observer.call("grpc", endpoint, lambda name: metadata.get(name, ""), many=many) as record:
+            request_id = REQUEST_ID_HEADER, record.request_id
+            context.set_trailing_metadata((request_id,))
+            try:
+                answer = await behaviour(request, context)
+                if record.arm:
+                    context.set_trailing_metadata((request_id, (ARM_HEADER, record.arm)))
+                return answer
+            except asyncio.CancelledError:
+                record.status = "CANCELLED"
+                raise
+            finally:
+                code: Any = context.code()  # None: the call was answered
+                record.status = record.status or ("OK" if code is None else code.name)
 
     async def _serve(self, behaviour: Behaviour, read: Read, _: AsyncIterator[bytes], context: Context) -> Any:
         """Serve a call of one message. gRPC's iterator would keep a message that is not the last."""

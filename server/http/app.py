@@ -37,7 +37,7 @@ from server.http.tabby import TABBY
 from server.http.vllm import RENDER, VLLM
 from server.json_body import write_json
 from server.observe.observer import Observer
-from server.observe.records import ARM_HEADER, MAX_ID_CHARACTERS, REQUEST_ID_HEADER, leave_call, set_call
+from server.observe.records import ARM_HEADER, MAX_ID_CHARACTERS, REQUEST_ID_HEADER
 from server.served_model import ServedModel, Task
 from specdec.errors import InvalidRequestError
 
@@ -229,37 +229,32 @@ class HttpCalls:
         # Starlette itself would redirect the client, behind a proxy with TLS to plain HTTP.
         scope["path"] = scope["path"].removesuffix("/") or "/"
         headers = dict(reversed(scope["headers"]))  # as `Call.header`, the first of a name
-        record = self._observer.begin_call(
-            "http", scope["path"], lambda name: headers.get(name.encode(), b"").decode("latin-1")
-        )
-        given = headers.get(_REQUEST_ID, b"")
-        if not given:
-            given = record.request_id.encode()
-            # The call has one id everywhere, so the fresh id precedes a header that is missing or empty.
-            scope["headers"] = [(_REQUEST_ID, given), *scope["headers"]]
-        status = ""
 
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-                own = [(_REQUEST_ID, given), (_ANTHROPIC_ID, given)] if len(given) <= MAX_ID_CHARACTERS else []
-                if record.arm:
-                    own.append((ARM_HEADER.encode(), record.arm.encode()))
-                message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
+        def header(name: str) -> str:
+            return headers.get(name.encode(), b"").decode("latin-1")
 
-        token = set_call(record)
-        try:
-            await self._app(scope, receive, sending)
-        except asyncio.CancelledError:
-            status = _CLIENT_LEFT
-            raise
-        except Exception:
-            status = "500"
-            raise
-        finally:
-            leave_call(token)
-            # The path with placeholders for its parameters; one name for all that is not served: there is no end of it.
-            record.endpoint = getattr(scope.get("endpoint"), "path", "other")
-            self._observer.end_call(record, status or _CLIENT_LEFT)
+        with self._observer.call("http", scope["path"], header) as record:
+            record.status = _CLIENT_LEFT  # unless an answer begins
+            given = headers.get(_REQUEST_ID, b"")
+            if not given:
+                given = record.request_id.encode()
+                # The call has one id everywhere, so the fresh id precedes a header that is missing or empty.
+                scope["headers"] = [(_REQUEST_ID, given), *scope["headers"]]
+
+            async def sending(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    record.status = str(message["status"])
+                    own = [(_REQUEST_ID, given), (_ANTHROPIC_ID, given)] if len(given) <= MAX_ID_CHARACTERS else []
+                    if record.arm:
+                        own.append((ARM_HEADER.encode(), record.arm.encode()))
+                    message["headers"] = [*message.get("headers", ()), *own]
+                await send(message)
+
+            try:
+                await self._app(scope, receive, sending)
+            except BaseException as error:
+                record.status = "500" if isinstance(error, Exception) else _CLIENT_LEFT
+                raise
+            finally:
+                # The path with placeholders for its parameters; one name for all that is not served: there is no end.
+                record.endpoint = getattr(scope.get("endpoint"), "path", "other")

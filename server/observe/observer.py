@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from server.auth.principal import current_caller
 from server.observe.capture import Capture
@@ -13,6 +14,7 @@ from server.observe.metrics import ServerMetrics
 from server.observe.records import (
     ARM_HEADER,
     ATTEMPT_HEADER,
+    CALL,
     REQUEST_ID_HEADER,
     TRACE_HEADERS,
     CallRecord,
@@ -66,10 +68,12 @@ class Observer:
                 call.requests.append(record)
         return record
 
-    def begin_call(
+    @contextmanager
+    def call(
         self, protocol: str, endpoint: str, header: Callable[[str], str], *, many: bool = False
-    ) -> CallRecord:
-        """A record for a call that arrives now; `end_call` ends it. header: returns a header, or "" if it is absent."""
+    ) -> Iterator[CallRecord]:
+        """The record of a call that is answered in the block, which sets its ``status``. It is the current call of this
+        task, and of those that begin in the block. header: returns a header, or "" if it is absent."""
         call = CallRecord(
             protocol, endpoint, call_id(header(REQUEST_ID_HEADER)), time.monotonic(), time.time(), many,
             trace_headers={name: value for name in TRACE_HEADERS if (value := header(name))},
@@ -77,12 +81,14 @@ class Observer:
             arm_asked=header(ARM_HEADER),
         )  # fmt: skip
         self._publish(lambda listener: listener.call_began(call))
-        return call
-
-    def end_call(self, call: CallRecord, status: str) -> None:
-        call.status, call.ended_s = status, time.monotonic()
-        _name_caller(call)
-        self._publish(lambda listener: listener.call_ended(call))
+        token = CALL.set(call)
+        try:
+            yield call
+        finally:
+            CALL.reset(token)
+            call.ended_s = time.monotonic()
+            _name_caller(call)
+            self._publish(lambda listener: listener.call_ended(call))
 
     def close(self) -> None:
         """Flush the listeners. May wait for the network, unless `hurry` is called."""

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -191,33 +191,24 @@ class TelemetryListener:
         """The server ends at once: a `close` that runs, or comes, does not wait for the network."""
 
 
-_CALL: ContextVar[CallRecord | None] = ContextVar("call", default=None)
-
-
-def set_call(call: CallRecord) -> Token[CallRecord | None]:
-    """Set the call of this task and the tasks it starts; `leave_call` resets it."""
-    return _CALL.set(call)
-
-
-def leave_call(token: Token[CallRecord | None]) -> None:
-    _CALL.reset(token)
+CALL: ContextVar[CallRecord | None] = ContextVar("call", default=None)
 
 
 def current_call() -> CallRecord | None:
     """The current call; None outside of one."""
-    return _CALL.get()
+    return CALL.get()
 
 
 def note_refusal(error: Exception) -> None:
     """Note that the current call is refused, or breaks off, with ``error``."""
-    call = _CALL.get()
+    call = CALL.get()
     if call is not None:
         call.reason = error.reason if isinstance(error, RequestError) else "INTERNAL"
 
 
 def current_arm() -> str:
     """The experiment arms of the current call, as in `CallRecord.arm`."""
-    call = _CALL.get()
+    call = CALL.get()
     return "" if call is None else call.arm
 
 

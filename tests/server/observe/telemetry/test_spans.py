@@ -21,7 +21,7 @@ from opentelemetry.trace import StatusCode
 from server.observe import observer
 from server.observe.logs import CallLog
 from server.observe.observer import Observer
-from server.observe.records import CallRecord, RequestRecord, TelemetryListener, leave_call, set_call
+from server.observe.records import CallRecord, RequestRecord, TelemetryListener
 from server.observe.spans import Spans
 from server.serving import Serving
 from specdec.config import ServerConfig
@@ -192,11 +192,9 @@ async def test_a_grpc_call_continues_it_too_and_an_error_has_its_reason(monkeypa
 def test_a_request_that_outlives_its_call_stays_in_the_calls_trace() -> None:
     exporter = InMemorySpanExporter()
     watching = Observer([Spans(exporter, SimpleSpanProcessor(exporter))])
-    call = watching.begin_call("http", COMPLETIONS, lambda name: HEADERS.get(name, ""))
-    token = set_call(call)
-    record = watching.request(Request("r", (1, 2)))
-    leave_call(token)
-    watching.end_call(call, "499")
+    with watching.call("http", COMPLETIONS, lambda name: HEADERS.get(name, "")) as call:
+        record = watching.request(Request("r", (1, 2)))
+        call.status = "499"
     record.ended(complete=True)
     found = by_name(exporter)
     parent = found["llm_request"].parent
