@@ -15,18 +15,10 @@ from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.grpc.errors import rich_status
 from server.grpc.messages import REASONS, event_message, figures
-from server.grpc.request_reader import read_files, read_resume, read_stopping
-from specdec.api.params import read_grammar, read_params, read_values
+from server.grpc.request_reader import read_base, read_files
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
-from specdec.core.types import (
-    Delta,
-    OutputParams,
-    Request,
-    RequestEvent,
-    SamplingParams,
-    SpeculationParams,
-)
+from specdec.core.types import Delta, Request, RequestEvent
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
 
 _MODES = {pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE} | {
@@ -40,57 +32,47 @@ _OUTCOMES = {pb.Outcome.Value(f"OUTCOME_{outcome.name}"): outcome for outcome in
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:
     """Return the options of a completion; adds to ``violations`` what is wrong with them."""
-    made, base = message.completion, _read_base(message, violations)
+    made, base = message.completion, _read_greedy(message, violations)
     stopping = base.stopping
     if stopping.max_tokens is None:
         base = replace(base, stopping=replace(stopping, max_tokens=max(DEFAULT_MAX_TOKENS, stopping.min_tokens)))
-    if isinstance(message, pb.CompleteRequest):
-        output = read_params(OutputParams, message.output, violations)
-        grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
-        base = replace(base, output=output, grammar=grammar, resume=read_resume(message, violations))
     violations.check(made.mode in _MODES, "completion.mode", f"unknown value {made.mode}")
-    tokens = made.max_prompt_tokens if made.HasField("max_prompt_tokens") else None
-    enough = tokens is None or tokens >= SMALLEST_BUDGET
-    violations.check(enough, "completion.max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
+    tokens, ttft_ms = read_limits(made, "completion.", violations)
     one = isinstance(message, pb.CompleteRequest) or base.sampling.n == 1
     violations.check(one, "sampling.n", "a session makes one suggestion at a time; use Complete for more")
     return CompletionOptions(
         base=base,
         mode=_MODES.get(made.mode, FillMode.MIDDLE),
         max_prompt_tokens=tokens,
-        ttft_ms=read_ttft(made, "completion.", violations),
+        ttft_ms=ttft_ms,
         dedent=made.stop_at_dedent if made.HasField("stop_at_dedent") else True,
         bracket=made.stop_at_bracket if made.HasField("stop_at_bracket") else True,
         suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
     )
 
 
-def _read_base(
+def _read_greedy(
     message: pb.CompleteRequest | pb.SessionSetup | pb.PredictEditRequest, violations: ViolationCollector
 ) -> Request:
-    """Return the options that all three have, as a request without id and prompt; greedy by default."""
-    sampling = read_params(SamplingParams, message.sampling, violations)
-    if not message.sampling.HasField("temperature"):
-        sampling = replace(sampling, temperature=0.0)
-    return Request(
-        request_id="",
-        prompt_ids=(),
-        sampling=sampling,
-        stopping=read_stopping(message.stopping, violations),
-        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
-        **read_values(Request, message, violations),
-    )
+    """As `read_base`, but greedy by default."""
+    base = read_base(message, violations)
+    if message.sampling.HasField("temperature"):
+        return base
+    return replace(base, sampling=replace(base.sampling, temperature=0.0))
 
 
-def read_ttft(
+def read_limits(
     message: pb.CompletionOptions | pb.PredictEditRequest, path: str, violations: ViolationCollector
-) -> float | None:
-    """Return the objective of time to first token in milliseconds, if there is one. path: of the message."""
-    if not message.HasField("ttft_ms"):
-        return None
-    good = 0 < message.ttft_ms < math.inf
+) -> tuple[int | None, float | None]:
+    """Return the most tokens of the prompt, and the objective of time to first token in milliseconds; None: it has
+    none. path: of the message."""
+    tokens = message.max_prompt_tokens if message.HasField("max_prompt_tokens") else None
+    enough = tokens is None or tokens >= SMALLEST_BUDGET
+    violations.check(enough, f"{path}max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
+    ttft_ms = message.ttft_ms if message.HasField("ttft_ms") else None
+    good = ttft_ms is None or 0 < ttft_ms < math.inf
     violations.check(good, f"{path}ttft_ms", "must be a positive number of milliseconds; leave it out for no objective")
-    return message.ttft_ms
+    return tokens, ttft_ms
 
 
 def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -> EditPlace:
@@ -111,10 +93,8 @@ def read_place(message: pb.PredictEditRequest, violations: ViolationCollector) -
 
 def read_edit_request(message: pb.PredictEditRequest, violations: ViolationCollector) -> Request:
     """Return the request of a predicted edit, still without a prompt; adds to ``violations`` what is wrong with it."""
-    base = _read_base(message, violations)
+    base = _read_greedy(message, violations)
     violations.check(base.sampling.n == 1, "sampling.n", "must be 1")
-    enough = not message.HasField("max_prompt_tokens") or message.max_prompt_tokens >= SMALLEST_BUDGET
-    violations.check(enough, "max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
     return replace(base, request_id=message.request_id or uuid.uuid4().hex)
 
 

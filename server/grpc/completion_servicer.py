@@ -19,10 +19,10 @@ from server.grpc.completion_messages import (
     ask_refused,
     edit_messages,
     read_edit_request,
+    read_limits,
     read_options,
     read_outcome,
     read_place,
-    read_ttft,
     read_unit,
     suggestion_dropped,
     suggestion_finished,
@@ -316,11 +316,10 @@ async def _read_edit(message: pb.PredictEditRequest, model: ServedModel) -> tupl
     model.check_name(message.model)
     violations = ViolationCollector()
     place, base = read_place(message, violations), read_edit_request(message, violations)
-    ttft_ms = read_ttft(message, "", violations)
+    budget, ttft_ms = read_limits(message, "", violations)
     violations.raise_if_any()
     prompt = EditPrompt(place, model.info.target, model.tokenizer.loaded, model.maker.packer)
     owner = current_caller().scoped(base.cache_salt)
-    budget = message.max_prompt_tokens if message.HasField("max_prompt_tokens") else None
     ttft = model.maker.time.objective(owner, ttft_ms)
     request = await asyncio.to_thread(prompt.request, base, owner, budget, ttft)
     validate(request, model.info, violations)

@@ -22,7 +22,7 @@ from server.served_model import ServedModel
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
-from specdec.api.v1.completion_pb2 import CompleteRequest
+from specdec.api.v1.completion_pb2 import CompleteRequest, PredictEditRequest, SessionSetup
 from specdec.core.fields import params_of
 from specdec.core.types import (
     EngineInfo,
@@ -88,31 +88,48 @@ async def parse_generate(message: GenerateMessage, model: ServedModel) -> Reques
         RequestError: it cannot be served; every bad field is listed.
     """
     violations = ViolationCollector()
-    stopping = read_stopping(message.stopping, violations)
-    grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
-    sampling = read_params(SamplingParams, message.sampling, violations)
-    prompt = await _prompt(message, model, violations, grammar=grammar, sampling=sampling)
-    request = Request(
+    base = read_base(message, violations)
+    prompt = await _prompt(message, model, violations, base)
+    request = replace(
+        base,
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
-        sampling=sampling,
-        stopping=prompt.limits(stopping) if prompt.ends or prompt.n_healing_tokens else stopping,
-        output=read_params(OutputParams, message.output, violations),
-        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
+        stopping=prompt.limits(base.stopping) if prompt.ends or prompt.n_healing_tokens else base.stopping,
         prediction_ids=await read_prediction(message, model, violations),
-        grammar=grammar,
         healing_prefix=prompt.healing_prefix,
-        resume=read_resume(message, violations),
-        **read_values(Request, message, violations),
     )
     validate(request, model.info, violations)
     return request
 
 
+def read_base(
+    message: GenerateMessage | CompleteRequest | SessionSetup | PredictEditRequest, violations: ViolationCollector
+) -> Request:
+    """Return the options in ``message`` as a request without id and prompt."""
+    stopping = read_params(StoppingParams, message.stopping, violations)
+    rules = read_values(TextRules, message.stopping, violations)
+    base = Request(
+        request_id="",
+        prompt_ids=(),
+        sampling=read_params(SamplingParams, message.sampling, violations),
+        stopping=replace(stopping, rules=TextRules(**rules)) if rules else stopping,
+        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
+        **read_values(Request, message, violations),
+    )
+    if isinstance(message, SessionSetup | PredictEditRequest):
+        return base
+    return replace(
+        base,
+        output=read_params(OutputParams, message.output, violations),
+        grammar=read_grammar(message.grammar, violations) if message.HasField("grammar") else None,
+        resume=read_params(ResumeParams, message.resume, violations, "resume.") if message.HasField("resume") else None,
+    )
+
+
 async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
     """Return the prefill-only request in ``message``; raises as `parse_generate`."""
     violations = ViolationCollector()
-    prompt = await _prompt(message, model, violations)
+    prompt = await _prompt(message, model, violations, Request("", ()))
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -180,13 +197,13 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, model: ServedModel, violations: ViolationCollector, **filling: Any
+    message: PromptMessage, model: ServedModel, violations: ViolationCollector, base: Request
 ) -> PackedPrompt:
-    """Return the prompt. filling: the fields of `Request` on which its fill-in-the-middle form depends."""
+    """Return the prompt. base: the options, on which its fill-in-the-middle form depends."""
     model.check_name(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
-        completion = CompletionOptions(Request("", (), stopping=DEFAULT_STOPPING, **filling))
+        completion = CompletionOptions(replace(base, stopping=DEFAULT_STOPPING))
         return await model.maker.pack(read_gap(message.fim), completion)
     if which == "text":
         ids = await model.tokenizer.encode(message.text)
@@ -212,14 +229,3 @@ async def read_prediction(
     unclear = which is None and message.HasField("prediction")
     violations.check(not unclear, "prediction", "one of text and token_ids is needed")
     return tuple(message.prediction.token_ids.ids)
-
-
-def read_stopping(message: options.StoppingOptions, violations: ViolationCollector) -> StoppingParams:
-    stopping = read_params(StoppingParams, message, violations)
-    rules = read_values(TextRules, message, violations)
-    return replace(stopping, rules=TextRules(**rules)) if rules else stopping
-
-
-def read_resume(message: GenerateMessage | CompleteRequest, violations: ViolationCollector) -> ResumeParams | None:
-    given = message.HasField("resume")
-    return read_params(ResumeParams, message.resume, violations, "resume.") if given else None
