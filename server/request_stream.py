@@ -174,12 +174,10 @@ class RequestStream:
     def overrun(self) -> None:
         """Drop unread events for lack of memory, and abort the request unless it is complete."""
         error = SlowReaderError()
-        self._items.clear()
-        self.unread.forget(self)
-        self._append(error, 0)
         if self._on_end is not None and self.record is not None:
             self.record.error = error
-        self._end(complete=False)
+        self.close()
+        self._append(error, 0)
 
     def __aiter__(self) -> RequestStream:
         return self
