@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,6 @@ from server.observe.records import (
 )
 from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullError, RequestError
 
-_LOG = logging.getLogger(__name__)
 DOMAIN = "specdec"
 # Clients accept 8 KiB of trailers by default, which carry the details.
 _MESSAGE_BYTES = 1000
@@ -41,24 +39,17 @@ async def refuse(context: Context, error: Exception) -> None:
     the next full garbage collection.
     """
     note_refusal(error)
-    call = current_call()
-    if not isinstance(error, RequestError):
-        place = "a gRPC call" if call is None else f"{call.endpoint}, request {call.request_id}"
-        _LOG.error("unexpected error in %s", place, exc_info=error)
     error.__traceback__ = error.__context__ = error.__cause__ = None
     if not isinstance(error, RequestError):
         await context.abort(grpc.StatusCode.INTERNAL, "internal error; see the server's log")
-    code = grpc.StatusCode[error.grpc_code]
-    if code == grpc.StatusCode.INTERNAL:
-        _LOG.error("request failed: %s: %s", error.reason, error)
-    status = rich_status(error)
+    status, call = rich_status(error), current_call()
     trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID_HEADER, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
     if forbids_retry(error):
         trailers.append((NO_RETRY_HEADER, "true"))
     if error.retry_after_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after_s * 1e3))))
-    await context.abort(code, status.message, tuple(trailers))
+    await context.abort(grpc.StatusCode[error.grpc_code], status.message, tuple(trailers))
 
 
 def rich_status(error: RequestError) -> Status:

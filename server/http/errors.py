@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ class ClientGoneError(Exception):
     """The client closed the connection before it was answered."""
 
 
-_LOG = logging.getLogger(__name__)
 _MESSAGE_CHARACTERS = 2000
 _MAX_VIOLATIONS = 32
 _CLOSING = (DrainingError.reason, "BODY_TOO_LARGE", "BODY_TIMEOUT")  # the connection serves no other call
@@ -61,17 +59,14 @@ class Refusal:
 
 
 def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
-    """``error`` as a refusal. Any error but a `RequestError` is logged and reported as internal.
+    """``error`` as a refusal; any but a `RequestError` as an internal error.
 
     names: the body's field names by the engine's.
     """
     note_refusal(error)
     if not isinstance(error, RequestError):
-        _LOG.error("unexpected error in an HTTP call", exc_info=error)
         return Refusal(500, "INTERNAL", "internal error; see the server's log")
     status, retry_s = error.http_status, error.retry_after_s
-    if status == 500:
-        _LOG.error("request failed: %s: %s", error.reason, error)
     headers = [] if retry_s is None else _retry_headers(retry_s)
     final = forbids_retry(error)
     if final:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import defaultdict
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 
 from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import MAX_ENGINES_STOPPED, RequestError
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -200,10 +203,15 @@ def current_call() -> CallRecord | None:
 
 
 def note_refusal(error: Exception) -> None:
-    """Note that the current call is refused, or breaks off, with ``error``."""
-    call = CALL.get()
+    """Note that the current call is refused, or breaks off, with ``error``; logs a fault of the server."""
+    call, place = CALL.get(), "a call"
     if call is not None:
         call.reason = error.reason if isinstance(error, RequestError) else "INTERNAL"
+        place = f"{call.endpoint}, request {call.request_id}"
+    if not isinstance(error, RequestError):
+        _LOG.error("unexpected error in %s", place, exc_info=error)
+    elif error.http_status == 500:
+        _LOG.error("request failed: %s: %s", error.reason, error)
 
 
 def current_arm() -> str:
