@@ -108,7 +108,7 @@ class RequestTable:
 
     def __init__(self, send: Callable[..., None], observer: Observer | None = None) -> None:
         """send: sends a frame to the engine. observer: records every request."""
-        self._send, self._observer = send, observer
+        self._send, self._observer = send, observer or Observer()
         self._suspects = Suspects()
         self._open: dict[str, _Submission] = {}  # by request id; their readers have not gone
         self._waiting: OrderedDict[str, _Submission] = OrderedDict()  # by engine id; they were not sent
@@ -141,9 +141,8 @@ class RequestTable:
             if not complete:
                 self._abort(entry)
 
-        stream, engine_id = RequestStream(request, on_end, self._unread), f"{next(self._numbers)}:{request_id}"
-        if self._observer is not None:
-            stream.record = self._observer.request(request)  # before it is sent, as its times begin here
+        record = self._observer.request(request)  # before it is sent, as its times begin here
+        stream, engine_id = RequestStream(request, on_end, record, self._unread), f"{next(self._numbers)}:{request_id}"
         entry = _Submission(engine_id, stream, alone, time.monotonic(), request.sampling.n)
         self._open[request_id] = self._waiting[engine_id] = entry
         self._send_next()

@@ -95,15 +95,16 @@ class RequestStream:
     admitted_s: float  # monotonic seconds of the listener
     started: bool  # Started came
     unread: UnreadEvents  # counts the events that wait here
-    record: RequestRecord | None  # gets every event and the end, read or not
+    record: RequestRecord  # gets every event and the end, read or not
     watcher: Callable[[RequestEvent], None] | None  # gets each event as it comes, read or not
 
-    def __init__(self, request: Request, on_end: Callable[[bool], None], unread: UnreadEvents | None = None) -> None:
+    def __init__(
+        self, request: Request, on_end: Callable[[bool], None], record: RequestRecord, unread: UnreadEvents
+    ) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
         self.request, self.request_id = request, request.request_id
         self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
-        self.record = self.watcher = None
-        self.unread = unread or UnreadEvents()
+        self.record, self.watcher, self.unread = record, None, unread
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes
@@ -128,8 +129,7 @@ class RequestStream:
         if isinstance(event, Failed):
             self.fail(unpack_error((event.reason, event.message, event.details)))
             return
-        if self.record is not None:
-            self.record.saw(event)
+        self.record.saw(event)
         if self.watcher is not None:
             self.watcher(event)
         self.started = self.started or isinstance(event, Started)
@@ -151,8 +151,7 @@ class RequestStream:
         """End the request; the reader gets ``error`` after the events that came before it."""
         if self._on_end is None:
             return
-        if self.record is not None:
-            self.record.error = error
+        self.record.error = error
         if isinstance(error, QueueFullError) and self._listener is not None:
             wait_s = max(error.retry_after_s or 0.0, self._listener.wait_s(self))
             error = QueueFullError(error.limit, wait_s, error.items)
@@ -174,7 +173,7 @@ class RequestStream:
     def overrun(self) -> None:
         """Drop unread events for lack of memory, and abort the request unless it is complete."""
         error = SlowReaderError()
-        if self._on_end is not None and self.record is not None:
+        if self._on_end is not None:
             self.record.error = error
         self.close()
         self._append(error, 0)
@@ -225,8 +224,7 @@ class RequestStream:
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(complete)
-            if self.record is not None:
-                self.record.ended(complete)
+            self.record.ended(complete)
             self._release()
 
     def _release(self) -> None:

@@ -12,7 +12,8 @@ from cluster.plan.profile import Profile
 from draft.manager import DrafterManager
 from server.admission import Admission
 from server.auth.principal import ANYBODY
-from server.request_stream import RequestStream
+from server.observe.observer import Observer
+from server.request_stream import RequestStream, UnreadEvents
 from specdec.config import ServerConfig
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
@@ -107,6 +108,7 @@ class Replica:
         limits = profile.limits
         server = ServerConfig(max_queued_tokens=limits.max_queued_tokens)
         self._admission = Admission(cast("EngineClient", self), server, self._front_clock)
+        self._observer, self._unread = Observer(), UnreadEvents()
         self._streams: dict[str, RequestStream] = {}  # of admitted requests that have not ended
         self._inbox: list[Request] = []
         self._events: list[RequestEvent] = []
@@ -172,7 +174,8 @@ class Replica:
 
     def generate(self, request: Request) -> RequestStream:
         """Called by admission; the engine gets the request at the next step."""
-        stream = self._streams[request.request_id] = RequestStream(request, lambda complete: None)
+        record = self._observer.request(request)
+        stream = self._streams[request.request_id] = RequestStream(request, lambda complete: None, record, self._unread)
         self._inbox.append(request)
         return stream
 

@@ -62,7 +62,7 @@ class RequestRecord:
         model: str = "",
     ) -> None:
         self.request, self.call, self.model = request, call, model
-        self._metrics, self._on_end, self._keeps_text, self._clock = metrics, on_end, keeps_text, clock
+        self._metrics, self._keeps_text, self._clock = metrics, keeps_text, clock
         self.made_s = clock()
         # Arrival of the call; of its later requests, which may wait for earlier ones, creation of the request.
         self.began_s = self.made_s if call is None or call.many or call.requests else call.began_s
@@ -74,7 +74,7 @@ class RequestRecord:
         self.complete = False
         self.texts: defaultdict[int, list[str]] = defaultdict(list)  # pieces of each sample's text
         # Called once, with the complete record, in the event loop; must be quick and must not raise
-        self.when_ended: tuple[Callable[[RequestRecord], None], ...] = ()
+        self.when_ended: tuple[Callable[[RequestRecord], None], ...] = (on_end,)
 
     @property
     def finished(self) -> list[Finished]:
@@ -107,7 +107,6 @@ class RequestRecord:
         self.complete, self.ended_s = complete, self._clock()
         for call in self.when_ended:
             call(self)
-        self._on_end(self)
 
     def _tokens(self, event: Delta) -> None:
         if self._keeps_text:

@@ -14,6 +14,7 @@ import pytest
 from server import request_stream
 from server.admission import run_requests
 from server.errors import SlowReaderError
+from server.observe.observer import Observer
 from server.request_stream import RequestStream, UnreadEvents, weight_of
 from specdec.core.types import Delta, Request, RequestEvent, TokenLogprobs
 from tests.server.harness import running_server, stream_request
@@ -26,10 +27,14 @@ def delta(text: str = "a") -> Delta:
 def streams(unread: UnreadEvents, count: int) -> tuple[list[RequestStream], list[int]]:
     """Streams, and the numbers of the aborted ones."""
     aborted: list[int] = []
-    return [
-        RequestStream(Request(str(i), (1,)), lambda complete, i=i: None if complete else aborted.append(i), unread)  # type: ignore[misc]
-        for i in range(count)
-    ], aborted
+
+    def stream(i: int) -> RequestStream:
+        request = Request(str(i), (1,))
+        return RequestStream(
+            request, lambda complete: None if complete else aborted.append(i), Observer().request(request), unread
+        )
+
+    return [stream(i) for i in range(count)], aborted
 
 
 async def test_the_reader_with_the_most_pending_output_is_ended() -> None:

@@ -263,8 +263,7 @@ class LiveTraffic:
             for experiment, choice in taken:
                 experiment.refused(choice, asks_again, error)
             raise
-        if stream.record is not None:
-            stream.record.when_ended += tuple(partial(each.ended, choice, asks_again) for each, choice in taken)
+        stream.record.when_ended += tuple(partial(each.ended, choice, asks_again) for each, choice in taken)
         if call is not None and not call.many:
             assigned = [(each.plan.config.name, found.arm) for each, found in taken if not isinstance(found, str)]
             call.arm = append_arms(call.arm, assigned)

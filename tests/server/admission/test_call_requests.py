@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from server.admission import Admission, run_requests
-from server.request_stream import RequestStream
+from server.observe.observer import Observer
+from server.request_stream import RequestStream, UnreadEvents
 from specdec.core.types import (
     Delta,
     Finished,
@@ -51,7 +52,7 @@ class Doors:
         self.asked.append((request.request_id, asks_again))
         if len(self.open) >= self.places:
             raise QueueFullError(self.places, 1.0)
-        stream = Stream(request, lambda complete: None)
+        stream = Stream(request, lambda complete: None, Observer().request(request), UnreadEvents())
         stream.broken = self._broken
         self.streams.append(stream)
         self.most = max(self.most, len(self.open))

@@ -13,6 +13,7 @@ from server.completion.editor_session import SessionTable
 from server.completion.prompt_packer import PromptPacker
 from server.completion.requests import RequestMaker
 from server.completion.time_budget import TimeBudget
+from server.observe.observer import Observer
 from server.request_stream import RequestStream, UnreadEvents
 from specdec.core.types import (
     Delta,
@@ -58,7 +59,8 @@ class ScriptedRequest(RequestStream):
     """The stream of a request, and the script of its answer. ``closed``: its reader has closed the stream."""
 
     def __init__(self, principal: Principal, request: Request, unread: UnreadEvents) -> None:
-        super().__init__(principal.scope_request(request), lambda complete: None, unread)
+        scoped = principal.scope_request(request)
+        super().__init__(scoped, lambda complete: None, Observer().request(scoped), unread)
         self.closed = False
 
     def say(self, text: str) -> None:

@@ -18,7 +18,7 @@ from server.engine_supervisor import EngineState
 from server.experiment.live.traffic import NO_ARM, NO_INDEX, NO_PRIORITY, OWN_OPTIONS, LiveTraffic
 from server.experiment.records import NO_BLOCK
 from server.observe.records import RequestRecord
-from server.request_stream import RequestStream
+from server.request_stream import RequestStream, UnreadEvents
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
 from specdec.core.types import Request, SpeculationParams
 from specdec.errors import QueueFullError
@@ -124,9 +124,8 @@ async def test_bug_a_prompt_that_waits_for_others_of_its_call_is_recorded_once(
     assert isinstance(traffic, LiveTraffic)
 
     def refused_by_the_engine(principal: Principal, request: Request, supersedes_key: str) -> RequestStream:
-        stream = RequestStream(request, lambda complete: None)
-        stream.record = RequestRecord(request, None, Mock(), Mock())
-        return stream
+        record = RequestRecord(request, None, Mock(), Mock())
+        return RequestStream(request, lambda complete: None, record, UnreadEvents())
 
     for speculation in (SpeculationParams(), SpeculationParams(width=3)):
         request = Request(request_id="x", prompt_ids=(1,), speculation=speculation)
