@@ -123,6 +123,12 @@ class Body:
         found: str | None = self._checked(name, lambda value: isinstance(value, str), "must be a string")
         return found
 
+    def needed_text(self, name: str) -> str:
+        """A string that must be there; empty if it is missing or wrong."""
+        if not self.has(name):
+            self.refuse(name, "is needed")
+        return self.text(name) or ""
+
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
         value = self._checked(name, lambda value: isinstance(value, bool), "must be true or false")

@@ -10,16 +10,7 @@ from typing import Any
 from server.http.answer_parser import as_object
 from server.http.answering import Answer, Sample, Totals, answering, named_event
 from server.http.call import Call, Endpoint, ErrorStyle
-from server.http.conversation import (
-    Block,
-    Blocks,
-    Conversation,
-    Step,
-    Steps,
-    needed_text,
-    read_part,
-    read_text,
-)
+from server.http.conversation import Block, Blocks, Conversation, Step, Steps, read_part, read_text
 from server.http.errors import CallRefusedError, Refusal
 from server.http.fields import COMMON, CONTINUES, MODEL, SAMPLING, STREAM, TEMPLATE_VARIABLES, encode_messages
 from server.http.openai_format import extras
@@ -157,14 +148,14 @@ def _read_turns(body: Body, conversation: Conversation) -> None:
 def _read_block(block: Body, role: str, conversation: Conversation) -> None:
     kind = block.text("type")
     if kind == "tool_use" and role == "assistant":
-        name, call_id, arguments = needed_text(block, "name"), needed_text(block, "id"), block.object("input")
+        name, call_id, arguments = block.needed_text("name"), block.needed_text("id"), block.object("input")
         if arguments is None and not block.has("input"):
             block.refuse("input", "is needed")
         if not block.violations.found:
-            conversation.call(call_id or "", name or "", write_json(block.raw("input")).decode())
+            conversation.call(call_id, name, write_json(block.raw("input")).decode())
     elif kind == "tool_result" and role == "user":
-        call_id = needed_text(block, "tool_use_id")
-        conversation.answer(call_id or "", read_text(block, "content", _READABLE) if block.has("content") else "")
+        call_id = block.needed_text("tool_use_id")
+        conversation.answer(call_id, read_text(block, "content", _READABLE) if block.has("content") else "")
     elif kind in (_READABLE if role == "user" else _TEXT):
         conversation.say(role, read_part(block, _READABLE))
     elif kind == "thinking" and role == "assistant":

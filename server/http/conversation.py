@@ -77,7 +77,7 @@ def read_part(part: Body, kinds: Collection[str]) -> str:
     if kind not in kinds:
         part.refuse("type", f"must be {' or '.join(kinds)}; the model reads text only")
         return ""
-    return _read_document(part) if kind == "document" else needed_text(part, "text") or ""
+    return _read_document(part) if kind == "document" else part.needed_text("text")
 
 
 def _read_document(part: Body) -> str:
@@ -87,16 +87,8 @@ def _read_document(part: Body) -> str:
     if source is None or kind not in ("text", "content"):
         part.refuse("source", 'must hold plain text: {"type": "text", "media_type": "text/plain", "data": "..."}')
         return ""
-    text = needed_text(source, "data") if kind == "text" else read_text(source, "content", ("text",))
+    text = source.needed_text("data") if kind == "text" else read_text(source, "content", ("text",))
     return "\n".join(filter(None, (part.text("title"), part.text("context"), text)))
-
-
-def needed_text(given: Body, name: str) -> str | None:
-    """A required string."""
-    text = given.text(name)
-    if not given.has(name):
-        given.refuse(name, "is needed")
-    return text
 
 
 class Step(Enum):

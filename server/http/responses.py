@@ -9,15 +9,7 @@ from typing import Any
 
 from server.http.answering import Answer, Sample, Totals, answering, named_event
 from server.http.call import Call, Endpoint
-from server.http.conversation import (
-    Block,
-    Blocks,
-    Conversation,
-    Step,
-    Steps,
-    needed_text,
-    read_text,
-)
+from server.http.conversation import Block, Blocks, Conversation, Step, Steps, read_text
 from server.http.errors import Refusal
 from server.http.fields import (
     COMMON,
@@ -167,10 +159,10 @@ def _read_item(item: Body, conversation: Conversation) -> None:
             else:
                 conversation.say(role, read_text(item, "content", _TEXTS))
         case "function_call":
-            call_id, name, arguments = (needed_text(item, field) or "" for field in ("call_id", "name", "arguments"))
+            call_id, name, arguments = (item.needed_text(field) for field in ("call_id", "name", "arguments"))
             conversation.call(call_id, name, arguments)
         case "function_call_output":
-            conversation.answer(needed_text(item, "call_id") or "", read_text(item, "output", _TEXTS))
+            conversation.answer(item.needed_text("call_id"), read_text(item, "output", _TEXTS))
         case "reasoning":
             parts = item.objects("content") if isinstance(item.raw("content"), list) else []
             for part in parts:

@@ -291,12 +291,10 @@ def _read_name(given: Body, names: Collection[str]) -> str:
     function = given.object("function") if given.has("function") else given
     if function is None:
         return ""
-    name = function.text("name")
-    if not function.has("name"):
-        function.refuse("name", "is needed")
-    elif name is not None and name not in names:
+    name = function.needed_text("name")
+    if isinstance(function.raw("name"), str) and name not in names:
         function.refuse("name", f"{name[:64]!r} is none of the tools: {', '.join(names)}")
-    return name or ""
+    return name
 
 
 def _read_allowed(choice: Body, names: Collection[str]) -> tuple[tuple[str, ...], bool]:
