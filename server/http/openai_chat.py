@@ -9,15 +9,7 @@ from server.http.answer_parser import CallArguments, Part, Thought, ToolCall
 from server.http.answering import Sample
 from server.http.call import Call
 from server.http.fields import CONVERSATION, EFFORT, THOUGHTS, effort_variables, read_conversation
-from server.http.openai_format import (
-    SHARED,
-    ChoicesAnswer,
-    check_n,
-    check_trees,
-    finish_fields,
-    logprob_entries,
-    set_logprobs,
-)
+from server.http.openai_format import SHARED, ChoicesAnswer, check_shared, finish_fields, logprob_entries, set_logprobs
 from server.http.tool_use import AnswerForm, answer_form, read_tools
 from server.request_fields import RANDOM_SEED, Table, flag_field, param_field, param_fields
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, StoppingParams, TokenLogprobs
@@ -45,9 +37,8 @@ async def parse_chat(call: Call) -> ChatAnswer:
     tools = read_tools(body, tokenizer)
     variables = effort_variables(body, "reasoning_effort", fields.own.get("reasoning_effort"), tokenizer)
     ids = await read_conversation(body, fields.own, call.model, tools, variables=variables)
-    check_n(body, fields)
+    check_shared(body, fields)
     set_logprobs(body, fields, fields.own["logprobs"])
-    check_trees(body, fields)
     form = answer_form(body, fields, tools, tokenizer, ids)
     if "resume" in fields.engine and form != AnswerForm():
         problem = "does not go with tools, nor with thoughts that are separated: they are read from the whole text"

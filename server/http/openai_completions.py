@@ -11,14 +11,7 @@ from server.completion.prompt_packer import PackedPrompt
 from server.http.answering import Sample, answer, whole_answer
 from server.http.call import Call
 from server.http.fields import TTFT
-from server.http.openai_format import (
-    SHARED,
-    ChoicesAnswer,
-    LegacyLogprobs,
-    check_n,
-    check_trees,
-    finish_fields,
-)
+from server.http.openai_format import SHARED, ChoicesAnswer, LegacyLogprobs, check_shared, finish_fields
 from server.json_body import Body, RequestFields
 from server.request_fields import (
     IDS,
@@ -201,8 +194,7 @@ async def parse_completion(
     body, fields = await call.read_request(table)
     call.field_names["prompt.token_ids"] = "prompt"
     prompts = await read_prompts(body, fields, call.model)
-    check_n(body, fields)
-    check_trees(body, fields)
+    check_shared(body, fields)
     if body.raw("max_tokens") == -1:
         fields.engine["stopping.max_tokens"] = None  # not the dialect's default either
     requests = tuple(

@@ -62,15 +62,12 @@ def _error_body(refusal: Refusal) -> dict[str, Any]:
 OPENAI_ERRORS = ErrorStyle(_error_body, sse)  # no [DONE] follows, because the answer is incomplete
 
 
-def check_n(body: Body, fields: RequestFields) -> None:
-    """Refuse a ``best_of`` that differs from ``n``, since every sample that is made is returned."""
+def check_shared(body: Body, fields: RequestFields) -> None:
+    """Refuse a ``best_of`` that differs from ``n``, since every sample that is made is returned, and
+    ``return_step_trees`` without a stream, whose chunks are the steps."""
     n = fields.engine.get("sampling.n", 1)
     if fields.own.get("best_of", n) != n:
         body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")
-
-
-def check_trees(body: Body, fields: RequestFields) -> None:
-    """Refuse ``return_step_trees`` without a stream, whose chunks are the steps."""
     if fields.engine.get("output.trees") and not fields.own["stream"]:
         body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
 
