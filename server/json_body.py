@@ -12,7 +12,6 @@ import orjson
 from specdec.core.fields import MAX_OBJECTS, MAX_PROMPT_TOKENS
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
-from specdec.models.tokenizer import Tokenizer
 
 LARGE_BYTES = 1 << 19  # a smaller body is parsed without counting its cost
 MAX_COST = MAX_PROMPT_TOKENS + (1 << 16)
@@ -277,13 +276,6 @@ class RequestFields:
             (groups[group] if group else plain)[parameter] = value
         records = {group: record(**groups[group]) for record, group in GROUPS.items()}
         return Request(request_id=request_id, prompt_ids=prompt_ids, **records, **plain)
-
-    def stop_at_special_tokens(self, tokenizer: Tokenizer) -> None:
-        """A stop string that names a special token also stops at that token, which text may leave out."""
-        stops = tuple(dict.fromkeys(self.engine.get("stopping.stop", ())))
-        named = (tokenizer.special_id(stop) for stop in stops)
-        self.engine["stopping.stop"] = stops
-        self.stop_at(token for token in named if token is not None)
 
     def stop_at(self, token_ids: Iterable[int]) -> None:
         """Also stop at these tokens."""

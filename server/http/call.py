@@ -142,7 +142,10 @@ class Call:
         own, engine = fields.own, fields.engine
         model.check_name(own.get("model") or own.get("name"))
         self.supersedes_key = own.get("supersedes_key", "")
-        fields.stop_at_special_tokens(model.tokenizer.loaded)
+        stops = engine["stopping.stop"] = tuple(dict.fromkeys(engine.get("stopping.stop", ())))
+        # A stop string that names a special token also stops at that token, which text may leave out.
+        special = map(model.tokenizer.loaded.special_id, stops)
+        fields.stop_at(token for token in special if token is not None)
         engine.setdefault("session", self.header("x-session-id"))
         if prediction := own.get("prediction"):
             engine["prediction_ids"] = await model.tokenizer.encode_prediction(prediction)
