@@ -144,24 +144,12 @@ class HostNotAllowedError(RequestError):
     reason = "HOST_NOT_ALLOWED"
     http_status, grpc_code = 403, "PERMISSION_DENIED"
 
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"host {host[:200]!r} is not known to be this server's; use localhost or its address, or name the host in "
-            "server.allowed_hosts"
-        )
-
 
 class CrossSiteError(RequestError):
     """A page of another origin sent a call without a CORS preflight."""
 
     reason = "CROSS_SITE"
     http_status, grpc_code = 403, "PERMISSION_DENIED"
-
-    def __init__(self, origin: str) -> None:
-        super().__init__(
-            f"a page of another origin ({origin[:200] or 'unknown'}) sent this; send content-type: application/json, "
-            "and name the page's origin in server.cors_origins"
-        )
 
 
 MIN_RETRY_S = 0.1  # least retry_after_s of a refusal

@@ -143,7 +143,10 @@ class BrowserRules:
         """
         host = header("host")
         if host and not self._any_host and not self._is_ours(_name(host)):
-            raise HostNotAllowedError(host)
+            raise HostNotAllowedError(
+                f"host {host[:200]!r} is not known to be this server's; use localhost or its address, or name the host "
+                "in server.allowed_hosts"
+            )
         if method in _READING or _is_json(header("content-type")):
             return  # harmless for a foreign site, or browsers send a preflight, which CORS answers
         origin, site = header("origin"), header("sec-fetch-site")
@@ -151,7 +154,10 @@ class BrowserRules:
             return
         foreign = origin != "" and origin.partition("://")[2].lower() != host.lower()
         if foreign or site in ("cross-site", "same-site"):
-            raise CrossSiteError(origin)
+            raise CrossSiteError(
+                f"a page of another origin ({origin[:200] or 'unknown'}) sent this; send content-type: "
+                "application/json, and name the page's origin in server.cors_origins"
+            )
 
     def _is_ours(self, name: str) -> bool:
         if name in self._names or "." not in name or name.endswith(self._suffixes):
