@@ -147,11 +147,12 @@ class FrameLink(asyncio.Protocol):
     """The front end's end of the socket. Passes frames on in the callback that receives their bytes, which saves the
     wake-up of a reading task. Belongs to one event loop."""
 
+    _transport: asyncio.Transport  # from `connection_made` on
+
     def __init__(self, take: Callable[[list[Any]], None]) -> None:
         """take: called with every frame; if it raises, it gets no further one."""
         self._take = take
         self._cut = FrameReader()
-        self._transport: asyncio.Transport | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last_frame_s = time.monotonic()  # when bytes last arrived
 
@@ -185,13 +186,12 @@ class FrameLink(asyncio.Protocol):
 
     def send(self, *parts: Any) -> None:
         """Queue one frame for the process; `closed` detects a dead process."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(pack_frame(*parts))
 
     def close(self) -> None:
         """Close this end."""
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
 
 _CHUNK_BYTES = 1 << 18
