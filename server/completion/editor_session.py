@@ -8,7 +8,8 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
-from server.auth.principal import Principal, current_caller
+from server.admission import Submit
+from server.auth.principal import current_caller
 from server.completion.documents import MAX_CHARACTERS, Gap, TextDocument, common_length
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from server.request_stream import RequestStream
@@ -197,9 +198,7 @@ class EditorSession:
     Otherwise the generation is ended, and the rest of its text is the predicted output of the new request.
     """
 
-    def __init__(
-        self, session_id: str, maker: RequestMaker, admit: Callable[[Principal, Request, str], RequestStream]
-    ) -> None:
+    def __init__(self, session_id: str, maker: RequestMaker, admit: Submit) -> None:
         """admit: submits a request, as `Admission.admit`."""
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
@@ -293,7 +292,7 @@ class SessionTable:
     """Editor sessions, bounded by number and by the size of their documents; the least recently used are evicted. An
     evicted session still serves the stream that holds it. owner: the caller's scope of the prefix cache."""
 
-    def __init__(self, maker: RequestMaker, admit: Callable[[Principal, Request, str], RequestStream]) -> None:
+    def __init__(self, maker: RequestMaker, admit: Submit) -> None:
         """admit: as in `EditorSession`."""
         self._maker, self._admit = maker, admit
         self._sessions: OrderedDict[tuple[str, str], EditorSession] = OrderedDict()
