@@ -96,7 +96,6 @@ async def slots(call: Call) -> None:
 
 async def props(call: Call) -> None:
     """The model and the server."""
-    call.model.check_name(call.query.get("model"))
     info = call.model.info
     await call.reply(
         200,
