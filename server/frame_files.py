@@ -71,9 +71,6 @@ class FrameFiles(NumberedFiles):
 class NumberedWriter:
     """Appends to new files, with one system call each time. Files of earlier runs stay unchanged."""
 
-    size: int  # bytes in the open file
-    path: Path | None = None  # of the open file
-
     def __init__(self, folder: Path, kind: NumberedFiles, *, sync: bool) -> None:
         """sync: fsync each file when it is closed.
 
@@ -82,7 +79,8 @@ class NumberedWriter:
         """
         self._folder, self._kind, self._sync = folder, kind, sync
         self._fd = -1
-        self.size = 0
+        self.path: Path | None = None  # of the open file
+        self.size = 0  # bytes in it
         folder.mkdir(parents=True, exist_ok=True)
 
     def begin_file(self, head: bytes = b"") -> None:

@@ -89,22 +89,18 @@ class RequestStream:
     deadline passes, and `SupersededError` after the events of a request whose place a newer one took.
     """
 
-    request: Request  # as the engine was given it
-    request_id: str  # the caller's, which events carry
-    supersedes_key: str  # scoped to the tenant; empty: none
-    admitted_s: float  # monotonic seconds of the listener
-    started: bool  # Started came
-    unread: UnreadEvents  # counts the events that wait here
-    record: RequestRecord  # gets every event and the end, read or not
-    watcher: Callable[[RequestEvent], None] | None  # gets each event as it comes, read or not
-
     def __init__(
         self, request: Request, on_end: Callable[[bool], None], record: RequestRecord, unread: UnreadEvents
     ) -> None:
         """on_end: called once at the end; its argument says whether the engine has ended the request itself."""
-        self.request, self.request_id = request, request.request_id
-        self.supersedes_key, self.admitted_s, self.started = "", 0.0, False
-        self.record, self.watcher, self.unread = record, None, unread
+        self.request = request  # as the engine was given it
+        self.request_id = request.request_id  # the caller's, which events carry
+        self.supersedes_key = ""  # scoped to the tenant; empty: none
+        self.admitted_s = 0.0  # monotonic seconds of the listener
+        self.started = False  # Started came
+        self.unread = unread  # counts the events that wait here
+        self.record = record  # gets every event and the end, read or not
+        self.watcher: Callable[[RequestEvent], None] | None = None  # gets each event as it comes, read or not
         self._samples_left = request.sampling.n
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight in bytes

@@ -126,16 +126,14 @@ class GenerationRun:
 class Suggestion:
     """The text of a run after its first ``typed`` characters."""
 
-    text: str  # as far as `texts` has yielded it
-    reason: FinishReason | None  # set at the end of `texts`
-
     def __init__(
         self, suggestion_id: str, run: GenerationRun, typed: int, rules: TextRules | None, *, continued: bool
     ) -> None:
         """rules: text rules of the new gap, if they differ from the run's. continued: the run is that of an earlier
         request."""
         self.suggestion_id, self.typed, self.continued = suggestion_id, typed, continued
-        self.text, self.reason = "", None
+        self.text = ""  # as far as `texts` has yielded it
+        self.reason: FinishReason | None = None  # set at the end of `texts`
         self._run, self._cutter = run, TextCutter(rules)
 
     @property

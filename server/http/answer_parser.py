@@ -91,9 +91,6 @@ class AnswerParser:
     If ``whole``, a call comes as a `ToolCall` when it is complete; an incomplete one remains text.
     """
 
-    calls: int  # that have begun
-    whole_calls: int  # that are complete
-
     def __init__(
         self,
         form: ToolForm | None,
@@ -113,7 +110,8 @@ class AnswerParser:
         self._types: dict[str, ParameterTypes] = {}
         self._parts: list[Part] = []
         self._ended = self._silent = False
-        self.calls = self.whole_calls = 0
+        self.calls = 0  # that have begun
+        self.whole_calls = 0  # that are complete
         self._thoughts, self._has_thoughts = thoughts, False
         self._tokens = self._thought_end = 0  # tokens so far, and those up to the mark after the thoughts
         self._work = self._answer()
@@ -491,13 +489,11 @@ _SCALAR = re.compile(r'[^\s,:{}\[\]"]*')
 class JsonScanner:
     """Finds the end of a JSON value that comes in pieces, from its quotes and brackets."""
 
-    over: bool  # the value has ended
-    is_deep: bool  # it is nested deeper than `MAX_DEPTH`
-
     def __init__(self) -> None:
         self._depth = 0
         self._began = self._quoted = self._escaped = False
-        self.over = self.is_deep = False
+        self.over = False  # whether the value has ended
+        self.is_deep = False  # whether it is nested deeper than `MAX_DEPTH`
 
     def feed(self, text: str) -> int:
         """Number of characters of ``text`` that belong to the value."""
