@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -228,14 +229,10 @@ class HttpCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette itself would redirect the client, behind a proxy with TLS to plain HTTP.
         scope["path"] = scope["path"].removesuffix("/") or "/"
-        headers = dict(reversed(scope["headers"]))  # as `Call.header`, the first of a name
-
-        def header(name: str) -> str:
-            return headers.get(name.encode(), b"").decode("latin-1")
-
-        with self._observer.call("http", scope["path"], header) as record:
+        headers = Headers(scope=scope)
+        with self._observer.call("http", scope["path"], lambda name: headers.get(name, "")) as record:
             record.status = _CLIENT_LEFT  # unless an answer begins
-            given = headers.get(_REQUEST_ID, b"")
+            given = headers.get(REQUEST_ID_HEADER, "").encode("latin-1")
             if not given:
                 given = record.request_id.encode()
                 # The call has one id everywhere, so the fresh id precedes a header that is missing or empty.
