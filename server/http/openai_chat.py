@@ -66,29 +66,24 @@ class ChatAnswer(ChoicesAnswer):
         if isinstance(event, Finished):
             return self._finished(event)
         # As in vLLM, the very first chunk has the prompt.
-        more = {"prompt_token_ids": self.request.prompt_ids} if self.own["return_token_ids"] else {}
+        more = self._ids(prompt_token_ids=self.request.prompt_ids)
         role = {"role": "assistant", "content": ""}
         return self._piece(0, role, {}, **more) + b"".join(self._piece(i, role, {}) for i in range(1, self._samples))
 
     def whole(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        body = super().whole(samples)
-        if self.own["return_token_ids"]:
-            body["prompt_token_ids"] = self.request.prompt_ids
-        return body
+        return super().whole(samples) | self._ids(prompt_token_ids=self.request.prompt_ids)
 
     def _choice(self, sample: Sample) -> dict[str, Any]:
         parts, thought_tokens = self.form.parse(sample.text, sample.token_ids)
         self.totals.thought_tokens += thought_tokens
         message = message_of(parts)
-        choice: dict[str, Any] = {
+        return {
             "index": sample.index,
             "message": message,
             "logprobs": self._logprobs(sample.logprobs),
             **finish_fields(sample.end, "tool_calls" in message),
+            **self._ids(token_ids=sample.token_ids),
         }
-        if self.own["return_token_ids"]:
-            choice["token_ids"] = sample.token_ids
-        return choice
 
     def _delta(self, event: Delta) -> bytes:
         parts = self._parsers[event.index].push(event.text, event.token_ids)

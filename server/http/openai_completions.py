@@ -170,16 +170,14 @@ class CompletionAnswer(ChoicesAnswer):
             before = self._prompt_rows(sample.prompt, sample.index) if self.scores else {}
             rows = self._logprobs[sample.index].rows(sample.logprobs)
             logprobs = {name: before.get(name, []) + values for name, values in rows.items()}
-        choice: dict[str, Any] = {
+        prompt_ids = self.requests[sample.prompt].prompt_ids
+        return {
             "index": sample.index,
             "text": self.echo[sample.prompt] + sample.text,
             "logprobs": logprobs,
             **finish_fields(sample.end),
+            **self._ids(prompt_token_ids=prompt_ids, token_ids=sample.token_ids),
         }
-        if self.own["return_token_ids"]:
-            prompt_ids = self.requests[sample.prompt].prompt_ids
-            choice |= {"prompt_token_ids": prompt_ids, "token_ids": sample.token_ids}
-        return choice
 
     def _prompt_rows(self, prompt: int, index: int) -> dict[str, list[Any]]:
         assert self._logprobs is not None  # scored prompts have log-probabilities

@@ -249,6 +249,10 @@ class ChoicesAnswer(Answer):
     def _choice(self, sample: Sample) -> dict[str, Any]:
         """A whole sample. Counts the tokens of its thoughts in `totals`."""
 
+    def _ids(self, **ids: Sequence[int]) -> dict[str, Any]:
+        """``ids``, if the call asks for them."""
+        return ids if self.own["return_token_ids"] else {}
+
     def _beside(self, event: Delta) -> dict[str, Any]:
         """What a choice has beside the text of ``event``, if the call asks for it: token ids, the tree of the step."""
         found: dict[str, Any] = {}
