@@ -37,16 +37,13 @@ from specdec.core.types import (
 from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
-
-def _message_paths() -> dict[str, str]:
-    """Return the paths of fields that the engine calls differently."""
-    found = {"prediction": "prediction.token_ids"}
-    for prefix, record in (("", Request), ("stopping.", StoppingParams)):
-        found |= {prefix + p.label: prefix + p.path for p in params_of(record) if "." in p.path or p.scale != 1}
-    return found
-
-
-_MESSAGE_PATHS = _message_paths()
+# The paths of fields that the engine calls differently
+_MESSAGE_PATHS = {"prediction": "prediction.token_ids"} | {
+    prefix + each.label: prefix + each.path
+    for prefix, record in (("", Request), ("stopping.", StoppingParams))
+    for each in params_of(record)
+    if "." in each.path or each.scale != 1
+}
 
 
 def validate(request: Request, info: EngineInfo, violations: ViolationCollector) -> None:

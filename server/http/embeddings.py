@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,16 +171,10 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-@dataclass(frozen=True, slots=True)
 class Reranker:
     """Scores documents by a model that was trained to answer yes or no."""
 
-    call: Call
-    yes: int  # token ids
-    no: int
-
-    @staticmethod
-    def of(call: Call) -> Reranker:
+    def __init__(self, call: Call) -> None:
         """The reranker of the model that ``call`` means.
 
         Raises:
@@ -194,20 +188,21 @@ class Reranker:
                 "such as Qwen3-Reranker, beside it (`engines`) and send it this call"
             )
             raise CallRefusedError(_NOT_SUPPORTED, "RERANK_NOT_SUPPORTED", problem, "model")
-        return Reranker(call, pair[0][0], pair[1][0])
+        self._call = call
+        self.yes, self.no = pair[0][0], pair[1][0]  # token ids
 
     async def requests(
         self, query: str, documents: Sequence[str], instruction: str, options: dict[str, Any]
     ) -> list[Request]:
         """A request per document that generates yes or no. options: fields of `Request`."""
-        encode = self.call.model.tokenizer.encode
+        encode = self._call.model.tokenizer.encode
         head, tail = [await encode(text, add_special=False, parse_special=True) for text in (_HEAD, _TAIL)]
         requests = []
         for i, document in enumerate(documents):
             text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
             body = await encode(text, add_special=False)
             await asyncio.sleep(0)
-            whole = Request(f"rerank{i}-{self.call.request_id}", (*head, *body, *tail), **options)
+            whole = Request(f"rerank{i}-{self._call.request_id}", (*head, *body, *tail), **options)
             requests.append(self._request(whole, (self.yes, self.no)))
         return requests
 
@@ -217,7 +212,7 @@ class Reranker:
         The likelier of both tokens is generated, with its log-probability and those of the likeliest tokens. Where the
         other one is not among these, it is generated too, from the cached prompt.
         """
-        samples, totals = await _answers(self.call, requests)
+        samples, totals = await _answers(self._call, requests)
         found = [_logprobs(sample) for sample in samples]
         missing = [(i, token) for i, known in enumerate(found) for token in (self.yes, self.no) if token not in known]
         if missing:
@@ -225,7 +220,7 @@ class Reranker:
                 replace(self._request(requests[i], (token,)), request_id=f"{token}-{requests[i].request_id}")
                 for i, token in missing
             ]
-            samples, _ = await _answers(self.call, again)
+            samples, _ = await _answers(self._call, again)
             for (i, _), sample in zip(missing, samples, strict=True):
                 found[i] |= _logprobs(sample)
         margins = np.array([known[self.yes] - known[self.no] for known in found])
@@ -264,7 +259,7 @@ RERANK_FIELDS: Table = (
 async def rerank(call: Call) -> None:
     """The documents by falling relevance to the query."""
     body, fields = await call.read_request(RERANK_FIELDS)
-    reranker, own, violations = Reranker.of(call), fields.own, body.violations
+    reranker, own, violations = Reranker(call), fields.own, body.violations
     documents = _documents(body, own.get("documents"))
     violations.check(bool(own.get("query")), "query", "must be a text that is not empty")
     violations.raise_if_any()

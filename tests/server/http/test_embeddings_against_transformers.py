@@ -98,7 +98,7 @@ async def test_texts_equal_transformers(flag: str, tmp_path: Path) -> None:
 async def test_scores_equal_transformers(tops: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "MAX_LOGPROBS", tops)
     call = local(make_reranker(tmp_path / "tiny-reranker"))
-    reranker = Reranker.of(call)
+    reranker = Reranker(call)
     scores, tokens = await reranker.scores(await reranker.requests("a query", TEXTS, INSTRUCTION, {}))
     tokenizer = call.model.tokenizer.loaded
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny-reranker", dtype=torch.float32).eval()
