@@ -234,21 +234,15 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def ignored_fields(data: Mapping[str, Any], known: Table, *, every: bool = False) -> Iterator[tuple[str, str]]:
+def ignored_fields(
+    data: Mapping[str, Any], known: Table, *, every: bool = False, path: str = ""
+) -> Iterator[tuple[str, str]]:
     """Names of fields that are ignored and should not be ignored in silence, each with what is wrong with it.
 
     known: the fields that the endpoint reads.
     every: also unknown fields that resemble none of them.
+    path: stands before the names.
     """
-    yield from _of_object(data, known, every)
-    for each in known:
-        inner = data.get(each.name)
-        if each.fields and isinstance(inner, dict):
-            for name, problem in _of_object(inner, each.fields, every):
-                yield f"{each.name}.{name}", problem
-
-
-def _of_object(data: Mapping[str, Any], known: Table, every: bool) -> Iterator[tuple[str, str]]:
     read = {each.name for each in known}
     plain = {_plain(name): name for name in read}
     compared = 0
@@ -257,13 +251,17 @@ def _of_object(data: Mapping[str, Any], known: Table, every: bool) -> Iterator[t
             continue
         if name in _MEANING:
             if value not in _NOTHING and value not in _MEANING[name]:
-                yield name, "is not served here"
+                yield path + name, "is not served here"
         elif compared < MAX_UNKNOWN:
             compared += 1
             likely = get_close_matches(_plain(name[:MAX_SHOWN]), plain, n=1, cutoff=_LIKENESS)
             if likely or every:
                 hint = f" (did you mean {plain[likely[0]]}?)" if likely else ""
-                yield name[:MAX_SHOWN], f"is not known{hint}"
+                yield path + name[:MAX_SHOWN], f"is not known{hint}"
+    for each in known:
+        inner = data.get(each.name)
+        if each.fields and isinstance(inner, dict):
+            yield from ignored_fields(inner, each.fields, every=every, path=f"{path}{each.name}.")
 
 
 def _plain(name: str) -> str:
