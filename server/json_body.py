@@ -283,25 +283,21 @@ class RequestFields:
         self.engine["stopping.stop_token_ids"] = tuple(dict.fromkeys((*known, *token_ids)))
 
 
-def read_request(body: Body, table: Table) -> RequestFields:
-    """What ``body`` asks for, by the names of ``table``."""
-    found = RequestFields()
-    _read_table(body, table, found)
-    return found
-
-
-def _read_table(body: Body, table: Table, found: RequestFields) -> None:
+def read_request(body: Body, table: Table, found: RequestFields | None = None) -> RequestFields:
+    """What ``body`` asks for, by the names of ``table``; added to ``found``, if that is given."""
+    found = found or RequestFields()
     for each in table:
         values, key = (found.engine, each.sets) if each.sets else (found.own, each.name)
         if each.fields:
             inner = values[key] = body.object(each.name)
-            _read_table(inner or Body({}, body.violations, body.names), each.fields, found)
+            read_request(inner or Body({}, body.violations, body.names), each.fields, found)
         elif each.read is not None:
             value = _read_field(body, each, found) if body.has(each.name) else None
             if value is not None:
                 values[key] = value
             elif each.default is not None:
                 values.setdefault(key, each.default)
+    return found
 
 
 def _read_field(body: Body, each: Field, found: RequestFields) -> Any:
