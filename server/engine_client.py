@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -327,13 +327,11 @@ class EngineClient:
     def on_frame(self, frame: list[Any]) -> None:
         """As `EngineListener.on_frame`."""
         kind, *rest = frame
-        if kind == Frame.ADMIN:
-            self._on_answer(*rest)
+        if kind != Frame.ADMIN:
+            for parts in rest[0]:  # `EVENTS`
+                self._table.deliver(unpack_event(parts))
             return
-        for parts in rest[0]:  # `EVENTS`
-            self._table.deliver(unpack_event(parts))
-
-    def _on_answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
+        number, error, result = rest
         answer = self._calls.get(number)
         if answer is None or answer.done():
             return  # its caller has gone
