@@ -133,7 +133,12 @@ class CallLog(TelemetryListener):
     def _log(
         self, message: str, call: CallRecord, ended: dict[str, Any], reason: str, records: Sequence[RequestRecord]
     ) -> None:
-        fields = _call_fields(call) | ended | ({"reason": reason} if reason else {}) | self._figures(records)
+        fields: dict[str, Any] = {"request_id": call.request_id, "face": call.protocol, "endpoint": call.endpoint}
+        if call.key:
+            fields |= {"key": call.key, "tenant": call.tenant}
+        if call.trace_id:
+            fields["trace_id"] = call.trace_id
+        fields |= ended | ({"reason": reason} if reason else {}) | self._figures(records)
         self._logger.info(message, extra={"fields": fields})
 
     def _figures(self, records: Sequence[RequestRecord]) -> dict[str, Any]:
@@ -170,15 +175,6 @@ class CallLog(TelemetryListener):
             found["prompt"] = "\n".join(map(self._prompt_text, records))
             found["output"] = "\n".join("".join(text) for record in records for _, text in sorted(record.texts.items()))
         return found
-
-
-def _call_fields(call: CallRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {"request_id": call.request_id, "face": call.protocol, "endpoint": call.endpoint}
-    if call.key:
-        fields |= {"key": call.key, "tenant": call.tenant}
-    if call.trace_id:
-        fields["trace_id"] = call.trace_id
-    return fields
 
 
 def _ms(seconds: float) -> float:
