@@ -67,7 +67,10 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
     if not isinstance(error, RequestError):
         return Refusal(500, "INTERNAL", "internal error; see the server's log")
     status, retry_s = error.http_status, error.retry_after_s
-    headers = [] if retry_s is None else _retry_headers(retry_s)
+    headers: list[tuple[bytes, bytes]] = []
+    if retry_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_s))))
+        headers.append((b"retry-after-ms", b"%d" % max(1, round(retry_s * 1e3))))
     final = forbids_retry(error)
     if final:
         headers.append((NO_RETRY_HEADER.encode(), b"true"))
@@ -88,8 +91,10 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
         message, name = "; ".join(f"{v.field}: {v.description}" for v in found), found[0].field
     elif name is not None:
         name = body_field(name, names)
+    if len(message) > _MESSAGE_CHARACTERS:
+        message = message[:_MESSAGE_CHARACTERS] + "..."
     too_long = (error.limit, error.got) if isinstance(error, PromptTooLongError) else None
-    return Refusal(status, error.reason, _cut(message), name, found, tuple(headers), too_long)
+    return Refusal(status, error.reason, message, name, found, tuple(headers), too_long)
 
 
 def body_field(name: str, names: Mapping[str, str]) -> str:
@@ -98,12 +103,3 @@ def body_field(name: str, names: Mapping[str, str]) -> str:
         return names[name]
     prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
     return name.removeprefix(prefix)
-
-
-def _retry_headers(seconds: float) -> list[tuple[bytes, bytes]]:
-    whole, milliseconds = max(1, math.ceil(seconds)), max(1, round(seconds * 1e3))
-    return [(b"retry-after", b"%d" % whole), (b"retry-after-ms", b"%d" % milliseconds)]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "..."
