@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import mmap
 import platform
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ import torch
 from specdec.control_groups import usable_cores
 from specdec.core.types import EngineInfo
 from specdec.errors import KernelError
+from verify_kernels.backend import allocate
 from verify_kernels.cpu.library import load_library
 
 if TYPE_CHECKING:  # a kernel's benchmark needs no configuration, nor what that imports
@@ -32,9 +32,7 @@ class BandwidthProbe:
         self._library = load_library(cache_dir)
         self._library.sd_read_bandwidth.restype = ctypes.c_uint64
         self._threads = threads
-        self._memory = mmap.mmap(-1, SIZE)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._data = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._data = torch.frombuffer(allocate(SIZE), dtype=torch.uint8)
         self._data.random_(0, 255)
 
     def once(self) -> float:

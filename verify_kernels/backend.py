@@ -67,11 +67,16 @@ class KvTensors:
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-    """On huge pages where the system grants them."""
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(allocate(math.prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
+
+
+def allocate(nbytes: int) -> mmap.mmap:
+    """Zero-filled memory, on huge pages where the system grants them. It is taken as it is first written."""
+    # private, because the default (shared) anonymous memory is not eligible for transparent huge pages
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(*shape)
+    return memory
 
 
 Prologue = Literal["none", "rms", "silu", "gelu"]

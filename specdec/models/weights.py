@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
@@ -15,6 +14,7 @@ from specdec.config import WeightDtype
 from specdec.errors import UnsupportedModelError
 from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
+from verify_kernels.backend import allocate
 from verify_kernels.packed_weights import (
     GROUP_K,
     TILE_N,
@@ -371,7 +371,7 @@ class WeightsBuffer:
     def __init__(self, layout: list[ArraySpec]) -> None:
         self.layout = layout
         self.nbytes = layout_bytes(layout)
-        self._memory = _allocate(self.nbytes)
+        self._memory = allocate(self.nbytes)
         flat = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._views = {spec.name: _view(flat, spec) for spec in layout}
 
@@ -412,14 +412,6 @@ class WeightsBuffer:
             embed = packed(name, config.hidden_size)
         whole = gather_weights(config, embed, linear, self.view)
         return replace(whole, output_ids=self.find("output_ids"))
-
-
-def _allocate(nbytes: int) -> mmap.mmap:
-    # private, because the default (shared) anonymous memory is not eligible for transparent huge pages
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _view(flat: Tensor, spec: ArraySpec) -> Tensor:

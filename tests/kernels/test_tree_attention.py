@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
 from verify_kernels.reference.backend import ReferenceBackend
 
 PAGES, MAX_ROWS, POSITIONS = 24, 96, 1024
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
@@ -49,6 +52,18 @@ def make_spec(
         torch.zeros(MAX_ROWS, heads * dim),
         random_kv(1, PAGES, kv_heads, dim, dtype, g).layer(0),
     )  # fmt: skip
+
+
+@pytest.mark.skipif("[never]" in THP.read_text(), reason="the system grants no huge pages")
+def test_a_cache_may_lie_on_huge_pages() -> None:
+    kv = KvTensors.zeros(2, 512, 2, 64, torch.bfloat16)  # 16 MiB of keys, of which whole huge pages fit anywhere
+    address, eligible = kv.k.data_ptr(), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+        elif line.startswith("THPeligible") and begin <= address < end:
+            eligible = line.split()[1]
+    assert eligible == "1"
 
 
 def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Tensor:
