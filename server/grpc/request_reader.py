@@ -126,7 +126,7 @@ def read_base(
 async def parse_prefill(message: pb.PrefillRequest, model: ServedModel) -> Request:
     """Return the prefill-only request in ``message``; raises as `parse_generate`."""
     violations = ViolationCollector()
-    prompt = await _prompt(message, model, violations, Request("", ()))
+    prompt = await _prompt(message, model, violations, Request("", (), cache_salt=message.cache.salt))
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,

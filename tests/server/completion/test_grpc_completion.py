@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
+from server.completion.prompt_packer import PackedPrompt, PromptPacker
 from server.grpc.completion_messages import read_options
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import generation_pb2, options_pb2, result_pb2
@@ -69,6 +71,22 @@ async def test_a_prompt_can_be_warmed_and_generated_from() -> None:
         )
         response = await server.generation.Generate(request)
         assert response.samples[0].text == LINE
+
+
+async def test_bug_a_gap_was_encoded_beside_those_of_other_salts(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners: list[str] = []
+    pack = PromptPacker.pack
+
+    def seen(*gap: Any, **scope: Any) -> PackedPrompt:
+        owners.append(scope["owner"])
+        return pack(*gap, **scope)
+
+    monkeypatch.setattr(PromptPacker, "pack", seen)
+    cache = options_pb2.CacheOptions(salt="mine")
+    async with running() as server:
+        await server.generation.Prefill(generation_pb2.PrefillRequest(fim=fim(), cache=cache))
+        await server.generation.Generate(generation_pb2.GenerateRequest(fim=fim(), cache=cache))
+    assert owners == ["mine", "mine"]
 
 
 async def test_a_model_without_fill_in_the_middle() -> None:
