@@ -253,5 +253,5 @@ class HttpCalls:
                 record.status = "500" if isinstance(error, Exception) else _CLIENT_LEFT
                 raise
             finally:
-                # The path with placeholders for its parameters; one name for all that is not served: there is no end.
+                # The path with placeholders for its parameters; one name for all the paths that are not served.
                 record.endpoint = getattr(scope.get("endpoint"), "path", "other")
