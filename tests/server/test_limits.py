@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -22,12 +23,12 @@ from server.auth.access import Access, TlsFiles
 from server.auth.file_watch import FileWatch
 from server.body_budget import BodyBudget, MessageReads
 from server.errors import BodiesFullError
-from server.grpc import errors
 from server.grpc import server as grpc_server
 from server.grpc.interceptors import METHODS, CallInterceptor, _answered
 from server.grpc.wire_limits import MAX_WIRE_FIELDS, check_wire
 from server.http import http_server
 from server.http.http_server import HttpServer
+from server.observe import records
 from server.observe.observer import Observer
 from specdec.api.v1 import completion_pb2, generation_pb2, generation_pb2_grpc
 from specdec.config import ServerConfig
@@ -313,7 +314,7 @@ async def test_a_refused_call_frees_its_message_at_once(
 
     found: list[weakref.ref[Message]] = []
     call: Any = KeepingCall()
-    monkeypatch.setattr(errors._LOG, "disabled", True)  # pytest keeps what is logged
+    monkeypatch.setattr(logging.getLogger(records.__name__), "disabled", True)  # pytest keeps what is logged
     gc.disable()
     try:
         with pytest.raises(grpc.aio.AbortError):
