@@ -410,7 +410,8 @@ def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
         group = GROUP_SIZES[-1]  # one group: its last part may be short
     if group is None:
         raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel cannot split it, {WAY_OUT}")
-    return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
+    scales, zeros = _scales(matrix, size, group, inputs)
+    return pack_int4(levels, finite(source.name, role, scales), zeros, group, perm)
 
 
 def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:

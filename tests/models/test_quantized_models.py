@@ -185,6 +185,16 @@ def test_weights_without_a_gpu_kernel_are_named(folders: dict[str, tuple[Path, P
         read_int4(open_source(folders["gptq head"][0]), "layers.0.q")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_gpu_scales_that_are_no_numbers_are_rejected(value: float, tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("gptq"))
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.0.mlp.up_proj.scales"][0, 5] = value
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"tensor layers\.0\.up holds values that are no finite numbers; fetch"):
+        read_int4(open_source(folder), "layers.0.up")
+
+
 def test_unquantised_tensors_are_read_as_usual(folders: dict[str, tuple[Path, Path]]) -> None:
     source, plain = open_source(folders["awq"][0]), HFCheckpoint(folders["awq"][1]).open()
     assert (source.name, source.config) == ("quantised", plain.config)
