@@ -19,7 +19,7 @@ SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 CEILINGS = {
     "modules": 328,
-    "lines": 78_533,
+    "lines": 78_274,
     "largest": 700,
     "cycle": 0,
 }
