@@ -359,14 +359,14 @@ class WeightsReader:
         def convert(low: int) -> None:
             high = min(low + step, plan.rows)
             rows = fused_rows(self._source.rows, plan, low, high)
-            out[low:high] = finite(self._source.name, plan.name, rows).to(out.dtype)
+            out[low:high] = finite(self._source.name, plan.name, rows.to(out.dtype))
 
         with conversion_pool() as pool:
             list(pool.map(convert, range(0, plan.rows, step)))
         return out
 
     def _vector(self, role: str) -> Tensor:
-        return finite(self._source.name, role, self._source.vector(role)).to(self._device, self._types.rows)
+        return finite(self._source.name, role, self._source.vector(role).to(self._types.rows)).to(self._device)
 
     def _make_scratch(self, max_rows: int) -> LayerScratch:
         config, rows = self._source.config, self._types.rows

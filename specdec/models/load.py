@@ -89,8 +89,8 @@ def checked_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Pa
     tokenizer = checkpoint.tokenizer(cache_dir)
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
-            f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
-            "they do not belong together, fetch the model again"
+            f"{checkpoint.name}: the tokenizer's ids go up to {tokenizer.base_size - 1}, the model has "
+            f"{config.vocab_size} rows; they do not belong together, fetch the model again"
         )
     beyond = [tokenizer.token_bytes(i) for i in sorted(tokenizer.special_ids) if i >= config.vocab_size]
     names = [name.decode(errors="replace") for name in beyond]

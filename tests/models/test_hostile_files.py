@@ -317,7 +317,7 @@ def test_ids_that_the_model_has_no_row_for(token_id: int, folder: Path) -> None:
     data = json.loads(path.read_text())
     data["model"]["vocab"]["!"] = token_id
     path.write_text(json.dumps(data))
-    assert f"the tokenizer has {token_id + 1} tokens, the model 384; they do not belong together" in refusal(folder)
+    assert f"the tokenizer's ids go up to {token_id}, the model has 384 rows; they do not belong" in refusal(folder)
 
 
 def test_an_endless_gguf_file_is_rejected(tmp_path: Path) -> None:

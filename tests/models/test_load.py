@@ -161,7 +161,7 @@ def test_tokenizer_larger_than_the_model(tiny: Tiny, tmp_path: Path) -> None:
     data = json.loads((folder / "tokenizer.json").read_text())
     data["model"]["vocab"] |= {f"extra {i}": 1000 + i for i in range(400)}
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    with pytest.raises(ModelError, match=r"m: the tokenizer has \d+ tokens, the model 384; they do not belong"):
+    with pytest.raises(ModelError, match=r"m: the tokenizer's ids go up to \d+, the model has 384 rows; they do not"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
