@@ -143,7 +143,7 @@ class DrafterManager:
             if self._is_well_formed(name, task, tree):
                 work.trees[i] = tree
                 grown = () if self.tree_rows[name] else tree.depths
-                work.levels = max(work.levels, min(task.max_nodes, task.begun), *grown)
+                work.levels = max(work.levels, int(task.begun and task.max_nodes > 0), *grown)
         stalled = work.ms > self._stall_ms * (1 + prefill / PREFILL_PER_STALL)
         if stalled:
             self._disable(name, sequences, f"took {work.ms:.0f} ms")

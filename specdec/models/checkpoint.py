@@ -198,7 +198,7 @@ def positive_int(where: str, value: Any, most: int) -> int:
 def finite(where: str, tensor: str, values: Tensor) -> Tensor:
     """``values`` of ``tensor``; ModelError, which begins with ``where``, unless all are finite. Packed to integers, NaN
     would be a number; elsewhere it leaves every answer empty."""
-    # NaN is the least and the largest of values that have one; to ask `isfinite` of each takes ten times as long
+    # `aminmax` returns NaN if a value is NaN, and takes a tenth of the time of `isfinite` over all values.
     if values.numel() and not all(each.isfinite() for each in values.aminmax()):
         raise ModelError(f"{where}: tensor {tensor} holds values that are no finite numbers; fetch the model again")
     return values
